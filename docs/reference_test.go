@@ -411,7 +411,8 @@ func typeName(of reflect.Type) string {
 	return of.Kind().String()
 }
 
-// published is what a node with that profile publishes where its GPUs may be partitioned and given to virtual machines.
+// published is what a node with that profile publishes where its GPUs may be partitioned and given to virtual machines,
+// also as vGPUs.
 func published(t *testing.T, profile string) []resourceapi.Device {
 	t.Helper()
 	gpus := inventory.New(simtest.Discover(t, profile))
@@ -421,6 +422,9 @@ func published(t *testing.T, profile string) []resourceapi.Device {
 		gpus[i].VFIO = &gpu.VFIO{Group: 27 + i, Vendor: "10de", Device: "2330",
 			Functions: []gpu.PCIFunction{{PCI: gpus[i].PCI, Driver: "nvidia"}}}
 	}
+	kind := gpu.VGPUType{Name: "H100XM-40C", Memory: 40 << 30, Max: 2}
+	gpus[1].VGPUs = &gpu.VGPUs{Types: []gpu.VGPUType{kind}, Existing: []gpu.VGPU{{Parent: gpus[1].UUID, Type: kind,
+		Function: gpus[1].PCI, Group: 60, MDev: "6d8ba0b6-2d0c-4c5e-9a31-2f6c3c2a5d10"}}}
 	return publishedOf(gpus)
 }
 

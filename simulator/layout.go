@@ -207,10 +207,10 @@ func (n *Node) layOutPrograms(p Programs) error {
 var noResources = strings.TrimSpace(strings.Repeat("0x0000000000000000 0x0000000000000000 0x0000000000000000\n", 13))
 
 // layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model, its
-// NUMA node, and on a machine with an IOMMU its group and drivers.
+// NUMA node, on a machine with an IOMMU its group and drivers, and its vGPUs.
 func layOutSysfs(sys string, v *node.View) error {
 	keep, groups := map[string]bool{}, map[int][]string{}
-	var addresses []string
+	var addresses, uuids []string
 	for _, c := range v.OnBus() {
 		above := filepath.Join("devices", c.PCI.Root)
 		keep[filepath.Join(sys, above)] = true
@@ -231,10 +231,14 @@ func layOutSysfs(sys string, v *node.View) error {
 			}
 			addresses, groups[group] = append(addresses, at), append(groups[group], at)
 		}
+		if err := layOutVGPUs(sys, filepath.Join(above, c.PCI.Address.String()), c, keep, &uuids); err != nil {
+			return err
+		}
 	}
 	return errors.Join(
 		keepGroups(filepath.Join(sys, "kernel/iommu_groups"), groups),
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
+		keepOnly(filepath.Join(sys, "bus/mdev/devices"), "*", uuids),
 		keepDirectories(filepath.Join(sys, "devices"), keep))
 }
 

@@ -58,7 +58,7 @@ const (
 )
 
 // layOutVFIO creates the device nodes of a machine with an IOMMU: that of VFIO, and one for each group of a GPU that
-// vfio-pci has.
+// vfio-pci has, and of a vGPU.
 func (n *Node) layOutVFIO(dir string, v *node.View) error {
 	nodes := map[string]int{}
 	for _, c := range v.OnBus() {
@@ -69,6 +69,9 @@ func (n *Node) layOutVFIO(dir string, v *node.View) error {
 		nodes["vfio"] = vfioContainerMinor
 		if c.Binding().Driver == node.VFIODriver {
 			nodes[strconv.Itoa(group)] = vfioGroupMinor + group
+		}
+		for _, d := range c.State.VGPUs {
+			nodes[strconv.Itoa(d.Group)] = vfioGroupMinor + d.Group
 		}
 	}
 	if len(nodes) == 0 {

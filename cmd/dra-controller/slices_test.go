@@ -114,7 +114,7 @@ func TestSlicesRefusals(t *testing.T) {
 	for _, row := range []struct{ name, flags, want string }{
 		{"neither", "", one},
 		{"both", "--from-node=a --profile=t4-x2", one},
-		{"another profile", "--profile=t4", `no profile "t4"; known are a30-x2, `},
+		{"another profile", "--profile=t4", `no profile "t4"; known are a16-x4, a30-x2, `},
 		{"a configuration that is not used", "--from-node=a --node-config=" + config, "--node-config is for --profile"},
 		{"no configuration", "--profile=t4-x2 --node-config=" + config + "x", "--node-config: open "},
 		{"a bad configuration", "--profile=t4-x2 --node-config=" + config, "--node-config " + config + ": line 1: "},

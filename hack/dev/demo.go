@@ -18,7 +18,7 @@ import (
 const archive = "_output/images.tar"
 
 var demoCluster = cluster{name: "demo", profiles: map[string]string{
-	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed",
+	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed", "node-4": "a16-x4",
 }}
 
 // demoRunner is the binary of test/e2e/demo.

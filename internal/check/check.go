@@ -100,6 +100,8 @@ type Passthrough struct {
 	Group   int    `json:"iommuGroup"` // -1: none
 	Driver  string `json:"driver"`     // of the kernel
 	Refusal string `json:"refusal"`    // empty: they can
+	// VGPUs are the types of which the GPU can have vGPUs, and those that exist.
+	VGPUs []string `json:"vgpus"`
 }
 
 // MIG is the MIG support and state of a GPU.

@@ -74,8 +74,17 @@ func (e *checker) virtualMachines() {
 			g.Refusal = cmp.Or(g.Refusal, "nothing is in the way, but virtualMachines.enabled of the chart "+
 				"(--virtual-machines) is not set")
 		}
-		e.report.VirtualMachines = append(e.report.VirtualMachines, Passthrough{Name: g.PCI.DeviceName(),
-			Group: g.Group, Driver: g.Driver, Refusal: g.Refusal})
+		vm := Passthrough{Name: g.PCI.DeviceName(), Group: g.Group, Driver: g.Driver, Refusal: g.Refusal,
+			VGPUs: []string{}}
+		if all := (passthrough.Bus{Sysfs: e.Machine.Sysfs}).VGPUs(g.PCI); all != nil {
+			for _, t := range all.Types {
+				vm.VGPUs = append(vm.VGPUs, t.String())
+			}
+			for _, v := range all.Existing {
+				vm.VGPUs = append(vm.VGPUs, "existing "+v.String())
+			}
+		}
+		e.report.VirtualMachines = append(e.report.VirtualMachines, vm)
 	}
 }
 

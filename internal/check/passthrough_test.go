@@ -60,6 +60,22 @@ func TestVirtualMachines(t *testing.T) {
 		if line, _, _ := strings.Cut(section, "\n"); !strings.Contains(line, row.want) {
 			t.Errorf("%s: got %q, want %q in it", row.name, line, row.want)
 		}
+		if !strings.Contains(section, "none: the kernel shows no types") {
+			t.Errorf("%s: got %q, want that it has no vGPUs", row.name, section)
+		}
+	}
+}
+
+func TestVGPUs(t *testing.T) {
+	p, err := simulator.BuiltIn("a16-x4")
+	must(t, err)
+	var out bytes.Buffer
+	must(t, check.Run(newTestNode(t, p).config).Print(&out))
+	_, section, _ := strings.Cut(out.String(), "\nVirtual machines\n")
+	for _, want := range []string{"vGPU: 4x A16-4Q of 4096 MiB\n", "needs a licence of NVIDIA's vGPU software\n"} {
+		if !strings.Contains(section, want) {
+			t.Errorf("got %s, want %s in it", section, want)
+		}
 	}
 }
 

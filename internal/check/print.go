@@ -119,6 +119,17 @@ func (p *printer) virtualMachines(all []Passthrough) {
 	for _, g := range all {
 		can := fmt.Sprintf("can have it: IOMMU group %d, driver %s", g.Group, cmp.Or(g.Driver, "none"))
 		p.row(g.Name, cmp.Or(g.Refusal, can))
+		for _, v := range g.VGPUs {
+			p.row("", "vGPU: "+v)
+		}
+	}
+	has := func(g Passthrough) bool { return len(g.VGPUs) > 0 }
+	switch {
+	case slices.ContainsFunc(all, has):
+		p.row("vGPUs", "the guest needs a licence of NVIDIA's vGPU software")
+	case len(all) > 0:
+		p.row("vGPUs", "none: the kernel shows no types. It does with NVIDIA's driver for hosts of vGPUs, on models "+
+			"that have them, and from Ampere on once virtual functions are enabled (sriov-manage -e)")
 	}
 }
 

@@ -195,7 +195,7 @@ func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]r
 	if k.Type() == gpu.TypeVFIO && k.Capacity("memory") == 0 {
 		return v.Largest()
 	}
-	if k.Type() == gpu.TypeMIG {
+	if k.isPart() {
 		return amount(k.Capacity("memory"), v.coresOf(k), k.PeakCompute())
 	}
 	result := &resourceapi.DeviceRequestAllocationResult{
@@ -210,7 +210,7 @@ func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]r
 // charged returns what counts for a device. A claim that asks for no memory of an unlimited GPU may use all of it.
 func (v *View) charged(held Held, g *GPU) Holding {
 	h := v.holding(held, g)
-	if h.Memory == 0 && g.Whole != nil && !gpu.IsPartition(held.Device) {
+	if h.Memory == 0 && g.Whole != nil && !gpu.IsPart(held.Device) {
 		h.Memory, h.Cores = g.Memory(), 100
 	}
 	return h
@@ -254,7 +254,7 @@ func (v *View) held(claim *resourceapi.ResourceClaim,
 		h := v.charged(Held{DeviceRequestAllocationResult: &r}, g)
 		one := amount(h.Memory, h.Cores, 0)
 		switch k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(r.Device)}]; {
-		case !gpu.IsPartition(r.Device) && g.Whole != nil:
+		case !gpu.IsPart(r.Device) && g.Whole != nil:
 			one[AmountTFLOPS] = g.Whole.Kind.PeakCompute() * h.Cores / 100
 		case k != nil:
 			one[AmountTFLOPS] = k.PeakCompute()

@@ -75,7 +75,7 @@ func (v *View) GPUs(yield func(*GPU, []Holding) bool) {
 func (v *View) holding(h Held, g *GPU) Holding {
 	all, multiprocessors := g.size()
 	holding := Holding{Held: h, Memory: h.consumed("memory"), Cores: h.consumed("cores")}
-	if gpu.IsPartition(h.Device) {
+	if gpu.IsPart(h.Device) {
 		holding.Profile = gpu.PartitionProfile(h.Device)
 		if k := v.partitions[partitionKind{g.Product(), holding.Profile}]; k != nil {
 			holding.Profile, holding.Memory = k.Profile(), k.Capacity("memory")

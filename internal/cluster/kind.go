@@ -246,6 +246,9 @@ func (k *DeviceKind) Most(name resourceapi.QualifiedName) (most resource.Quantit
 	return capacity.Value, ok
 }
 
+// isPart reports whether the devices are partitions or vGPUs.
+func (k *DeviceKind) isPart() bool { return k.Type() == gpu.TypeMIG || k.Type() == gpu.TypeVGPU }
+
 func (k *DeviceKind) multiprocessors() int64 {
 	return ptr.Deref(k.Device.Attributes["multiprocessors"].IntValue, 0)
 }
@@ -259,6 +262,8 @@ func (k *DeviceKind) String() string {
 	switch k.Type() {
 	case gpu.TypeMIG:
 		return fmt.Sprintf("MIG %s of %s", k.Profile(), k.Product())
+	case gpu.TypeVGPU:
+		return fmt.Sprintf("vGPU %s of %s", k.Profile(), k.Product())
 	case gpu.TypeVFIO:
 		return k.Product() + " for virtual machines"
 	case gpu.TypeMonitor:

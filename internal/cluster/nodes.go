@@ -77,7 +77,7 @@ func (n *NodeDevices) order() {
 	for _, s := range n.parts {
 		for i := range s.devices {
 			d := &s.devices[i]
-			if t := d.Kind.Type(); t != gpu.TypeGPU && t != gpu.TypeMIG && t != gpu.TypeVFIO {
+			if t := d.Kind.Type(); t != gpu.TypeGPU && t != gpu.TypeVFIO && !d.Kind.isPart() {
 				continue
 			}
 			at, ok := index[d.gpu]

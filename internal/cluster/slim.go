@@ -42,7 +42,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	seen := map[*DeviceKind]bool{}
 	for i, d := range s.Spec.Devices {
 		kind := kinds[i]
-		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
+		some := kind.isPart() && len(d.ConsumesCounters) > 0
 		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
 		if some && seen[kind] && !isLargest && !slices.ContainsFunc(d.Taints, Evicts) {
 			continue

@@ -37,7 +37,7 @@ func (v *View) measure(g *GPU) {
 	all := g.published()
 	for _, h := range g.Held {
 		switch {
-		case gpu.IsPartition(h.Device):
+		case gpu.IsPart(h.Device):
 			g.use.Parts = 1 // of unknown size
 			if all > 0 {
 				memory += v.holding(h, g).Memory

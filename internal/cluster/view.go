@@ -106,7 +106,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		case gpu.TypeGPU:
 			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
 			v.recount(d.gpu)
-		case gpu.TypeMIG:
+		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
 			v.measure(d.gpu)
 		case gpu.TypeVFIO:
@@ -184,7 +184,7 @@ func (v *View) intern(key string, d *resourceapi.Device) *DeviceKind {
 		v.kinds[key] = kind
 		v.byMap[address(d.Attributes)] = kind
 	}
-	if kind.Type() == gpu.TypeMIG {
+	if kind.isPart() {
 		v.partitions[partitionKind{kind.Product(), gpu.PartitionProfile(d.Name)}] = kind
 		v.largest[kind.Product()] = max(v.largest[kind.Product()], kind.Capacity("memory"))
 	}

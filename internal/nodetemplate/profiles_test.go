@@ -30,8 +30,8 @@ func TestFilesOfProfiles(t *testing.T) {
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			want := simtest.Discover(t, profile)
-			for i := range want { // whether a machine has an IOMMU and vfio-pci is no part of a profile
-				want[i].VFIO = nil
+			for i := range want { // whether a machine has an IOMMU, vfio-pci or vGPUs is no part of a profile
+				want[i].VFIO, want[i].VGPUs = nil, nil
 			}
 			if err := withoutUUIDs(&want); err != nil {
 				t.Fatal(err)

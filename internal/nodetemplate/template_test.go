@@ -287,7 +287,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	_, err := FromProfile("dgx", nodeconfig.Config{}, as)
-	if want := `no profile "dgx"; known are a30-x2, dgx-a100, `; err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := `no profile "dgx"; known are a16-x4, a30-x2, `; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s…", err, want)
 	}
 }

@@ -147,9 +147,13 @@ func (e *explanation) missingClass(p subrequest, of origin) string {
 // nodes need for virtual machines, or the class that was likely meant.
 func (e *explanation) classHint(name string) string {
 	if !nearest.Profile(name) {
-		if e.classes[name] != nil && strings.HasPrefix(name, "vfio.") {
+		if e.classes[name] != nil && (strings.HasPrefix(name, "vfio.") || strings.HasPrefix(name, "vgpu.")) {
+			needs := "an IOMMU and the driver vfio-pci"
+			if strings.HasPrefix(name, "vgpu.") {
+				needs = "NVIDIA's driver for hosts of vGPUs"
+			}
 			return "; an administrator offers GPUs to virtual machines (virtualMachines.enabled of the chart), a " +
-				"node needs an IOMMU and the driver vfio-pci, and the command check says what is missing"
+				"node needs " + needs + ", and the command check says what is missing"
 		}
 		if e.classes[name] != nil {
 			return ""

@@ -30,6 +30,10 @@ func TestVirtualMachines(t *testing.T) {
 			"no node has a device of class vfio.gpu.nvidia.com; an administrator offers GPUs to virtual machines " +
 				"(virtualMachines.enabled of the chart), a node needs an IOMMU and the driver vfio-pci, and the " +
 				"command check says what is missing", ""},
+		{"the machine has no vGPUs", "t4-x2", "", strings.ReplaceAll(vm("1"), "vfio.gpu.", "vgpu."),
+			"no node has a device of class vgpu.nvidia.com; an administrator offers GPUs to virtual machines " +
+				"(virtualMachines.enabled of the chart), a node needs NVIDIA's driver for hosts of vGPUs, and the " +
+				"command check says what is missing", ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := fleet(t, clustertest.SimNode{Name: "a", Profile: row.profile})

@@ -256,6 +256,29 @@ func (s *apiServer) forVMs(t testing.TB, node string, gpus ...string) {
 	s.Slices = append(s.Slices, more)
 }
 
+// vgpus publishes vGPUs of the GPU, of 4 GiB each, in a slice "vgpu" of their own: one that exists, and one that is
+// possible.
+func (s *apiServer) vgpus(t testing.TB, node, of, kind, existing, possible string) {
+	t.Helper()
+	more := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "vgpu"}}
+	more.Spec = resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node,
+		Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}
+	for _, name := range []string{existing, possible} {
+		d := s.device(t, node, of).DeepCopy()
+		d.Name, d.AllowMultipleAllocations = name, nil
+		d.Attributes["type"] = resourceapi.DeviceAttribute{StringValue: ptr.To(string(gpu.TypeVGPU))}
+		d.Attributes["profile"] = resourceapi.DeviceAttribute{StringValue: &kind}
+		d.Attributes["multiprocessors"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(10))}
+		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {
+			Value: resource.MustParse("4Gi")}}
+		if name == possible {
+			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: of}}
+		}
+		more.Spec.Devices = append(more.Spec.Devices, *d)
+	}
+	s.Slices = append(s.Slices, more)
+}
+
 // device returns the published device.
 func (s *apiServer) device(t testing.TB, pool, name string) *resourceapi.Device {
 	t.Helper()

@@ -157,7 +157,7 @@ func slimSlices() func(runtime.Object) runtime.Object {
 		for _, d := range slice.Spec.Devices {
 			whole := key{slice.Spec.Driver, slice.Spec.Pool, gpu.ParentName(d.Name), ""}
 			switch of := whole; {
-			case !gpu.IsPartition(d.Name):
+			case !gpu.IsPart(d.Name):
 				seen[whole] = true
 			case len(d.ConsumesCounters) > 0 && seen[whole]:
 				if of.what = gpu.PartitionProfile(d.Name); seen[of] {

@@ -209,7 +209,7 @@ func (g *GPU) hold(held []cluster.Holding) {
 			}
 		}
 		switch {
-		case gpu.IsPartition(h.Device):
+		case gpu.IsPart(h.Device):
 			g.take(h.Device, h.Profile, h.Memory)
 		case holder.VM:
 		case holder.Whole && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations, false):
@@ -283,7 +283,7 @@ func driversOf(all []*resourceapi.ResourceSlice) []string {
 func typed(s *resourceapi.ResourceSlice) bool {
 	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
 		switch gpu.Type(text(&d, "type")) {
-		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeVFIO, gpu.TypeMonitor:
+		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeVFIO, gpu.TypeVGPU, gpu.TypeMonitor:
 			return true
 		}
 		return false

@@ -137,6 +137,11 @@ func TestLs(t *testing.T) {
 				"<none>\n" +
 				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 vm only ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> " +
 				"ml/vm (vm)", ""},
+		{"a vGPU that the driver has made, beside one that somebody else has", func(s *apiServer) {
+			s.vgpus(t, "a", "gpu-af-00-0", "T4-4Q", "gpu-af-00-0-vgpu-by-hand", "gpu-af-00-0-vgpu-t4-4q-0")
+			s.Claims = append(s.Claims, claim("vm", "a", "gpu-af-00-0-vgpu-t4-4q-0"))
+		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 fractional ██░░░░░░░░ 4Gi/15Gi ██░░░░░░░░ 25% " +
+			"2xT4-4Q (1 free) <none> ml/vm (T4-4Q)", ""},
 		{"an unknown format", nil, "-o table", "", `output format "table", allowed formats are: json,kyaml,name,wide,yaml`},
 	} {
 		t.Run(row.name, func(t *testing.T) {

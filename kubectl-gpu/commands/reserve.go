@@ -273,7 +273,7 @@ func slimPartitions() func(runtime.Object) runtime.Object {
 			slice.ManagedFields, slice.Spec.SharedCounters = nil, nil
 			for i := range slice.Spec.Devices {
 				d := &slice.Spec.Devices[i]
-				if gpu.IsPartition(d.Name) && len(d.ConsumesCounters) > 0 {
+				if gpu.IsPart(d.Name) && len(d.ConsumesCounters) > 0 {
 					maps.DeleteFunc(d.Attributes, identifies)
 					d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{}} // a partition that may exist
 				}

@@ -207,7 +207,7 @@ func TestFits(t *testing.T) {
 			"]}", []string{"--profile", "dgx-h100"}, "pod serve fits now on 1 of 2 nodes\n", ""},
 		{"a mistake in a list", "{apiVersion: v1, kind: List, items: [" +
 			strings.Replace(anyClaim, "deviceClassName", "className", 1) + "]}", nil, "", `unknown field "className"`},
-		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a30-x2`},
+		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a16-x4, a30-x2`},
 		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
 		{"a list in place of a text", strings.Replace(anyClaim, "deviceClassName: gpu.nvidia.com",

@@ -163,7 +163,7 @@ func names(c resourceapi.DeviceAllocationConfiguration, request string) bool {
 // kindFor returns the kind of configuration that the device takes.
 func kindFor(device string) string {
 	switch {
-	case gpu.IsVFIO(device):
+	case gpu.IsVFIO(device), gpu.IsVGPU(device):
 		return api.KindVfioDeviceConfig
 	case gpu.IsPartition(device):
 		return api.KindMigDeviceConfig

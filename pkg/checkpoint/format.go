@@ -14,8 +14,8 @@ import (
 
 // newestFormat is the newest format that this driver can read. It writes the oldest format that can hold the record, so
 // that an older driver can undo it after a downgrade. Format 1 has whole GPUs, format 2 adds shares, settings and
-// limits, format 3 adds partitions, and format 4 adds GPUs for virtual machines.
-const newestFormat = 4
+// limits, format 3 adds partitions, format 4 adds GPUs for virtual machines, and format 5 adds vGPUs.
+const newestFormat = 5
 
 // document is a record on disk, in any format.
 type document struct {
@@ -38,6 +38,11 @@ type grant struct {
 
 // oldestFormat returns the oldest format that can hold the record.
 func (r PreparedClaim) oldestFormat() int {
+	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool {
+		return a.VFIO != nil && a.VFIO.VGPU != nil
+	}) {
+		return 5
+	}
 	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool { return a.VFIO != nil }) {
 		return 4
 	}

@@ -259,8 +259,8 @@ func TestUnreadableRecords(t *testing.T) {
 		{"truncated", `{"version":1,"claim":{"uid":"u1"`, "unexpected end of JSON input"},
 		{"of another claim", `{"version":1,"claim":{"uid":"u2"},"phase":"Prepared"}`, "is about claim u2"},
 		{"without a phase", `{"version":1,"claim":{"uid":"u1"}}`, `version 1, phase ""`},
-		{"from a newer driver", `{"version":5,"claim":{"uid":"u1"},"phase":"Sleeping"}`,
-			"format 5 is from a newer driver, this one reads up to 4; run that driver again"},
+		{"from a newer driver", `{"version":6,"claim":{"uid":"u1"},"phase":"Sleeping"}`,
+			"format 6 is from a newer driver, this one reads up to 5; run that driver again"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -33,9 +33,10 @@ type Hardware = change.Hardware
 // Toolkit knows what a container needs in order to use GPUs.
 type Toolkit = access.Toolkit
 
-// Passthrough gives GPUs to virtual machines.
+// Passthrough gives GPUs and vGPUs to virtual machines.
 type Passthrough interface {
 	change.Passthrough
+	change.VGPUs
 	access.Passthrough
 }
 

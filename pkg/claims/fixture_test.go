@@ -52,6 +52,7 @@ type fixture struct {
 	partitions map[gpu.Placement]gpu.UUID // the existing ones; "" while incomplete
 	made       int                        // number of partitions created so far
 	bound      map[gpu.PCIAddress]bool    // functions that are bound to vfio-pci
+	vgpus      map[string]string          // mediated devices by UUID: the type and the GPU
 	persistent map[gpu.UUID]bool          // GPUs in persistence mode
 	running    map[string]bool            // claims with which a container runs
 	busy       bool                       // another process uses the GPUs
@@ -78,7 +79,7 @@ func (w *fixture) supervise(dir string) {
 
 func newFixture(t *testing.T) *fixture {
 	w := &fixture{t: t, dir: tmpfs.Dir(t), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
-		bound: map[gpu.PCIAddress]bool{}, persistent: map[gpu.UUID]bool{},
+		bound: map[gpu.PCIAddress]bool{}, vgpus: map[string]string{}, persistent: map[gpu.UUID]bool{},
 		running: map[string]bool{}, mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
 	for n := range 3 {
 		w.plug(n + 1)
@@ -102,6 +103,17 @@ func (w *fixture) inventory() inventory.Inventory {
 		vm := d
 		vm.Name, vm.Type = gpu.VFIOName(d.Name), gpu.TypeVFIO
 		devices = append(devices, vm)
+		for _, name := range []string{"A16-4Q", "A16-8Q"} {
+			v := gpu.VGPU{Parent: d.UUID, Type: gpu.VGPUType{Name: name}, Function: d.PCI, Made: true}
+			for n := range 2 {
+				devices = append(devices, gpu.Device{Name: gpu.PossibleVGPUName(d.Name, v.Type, n), Type: gpu.TypeVGPU,
+					UUID: gpu.UUID(name), PCI: d.PCI, VGPU: &v})
+			}
+		}
+		existing := gpu.VGPU{Parent: d.UUID, Type: gpu.VGPUType{Name: "A16-4Q"}, Function: d.PCI,
+			MDev: "ee-" + string(d.UUID)}
+		devices = append(devices, gpu.Device{Name: gpu.VGPUName(d.Name, existing), Type: gpu.TypeVGPU, VGPU: &existing,
+			PCI: d.PCI})
 		for _, at := range []gpu.Placement{{Profile: "1g.10gb", Size: 1}, {Profile: "1g.10gb", Start: 1, Size: 1},
 			{Profile: "2g.20gb", Size: 2}, {Profile: "3g.40gb", Start: 4, Size: 4}} {
 			at.Parent = d.UUID
@@ -249,6 +261,7 @@ func (w *fixture) do(verb string) string {
 		clear(w.mig)
 		clear(w.partitions)
 		clear(w.bound)
+		clear(w.vgpus)
 		err = os.RemoveAll(w.cdiDir())
 	case "reset": // the GPUs, as an update of the driver does
 		clear(w.settings)
@@ -261,6 +274,8 @@ func (w *fixture) do(verb string) string {
 				w.bound[w.gpus[i].PCI] = true
 			}
 		}
+	case "vgpu": // somebody else has made it on the GPU
+		w.vgpus["ee-GPU-"+name[len("gpu-"):]] = "by hand"
 	case "busy": // "yes" or "no": somebody has the GPUs open
 		w.busy = name == "yes"
 	case "stuck": // "yes" or "no": GPUs do not come back from virtual machines
@@ -349,6 +364,9 @@ func (w *fixture) String() string {
 	}
 	for id := range w.persistent {
 		lines = append(lines, fmt.Sprintf("%s: persistent", id))
+	}
+	for _, v := range w.vgpus {
+		lines = append(lines, "vgpu "+v)
 	}
 	slices.Sort(lines)
 	daemons, err := w.daemons().Requested()

@@ -89,6 +89,9 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 	if err := change.BindVFIO(t.ctx, t.Passthrough, t.record.Plan); err != nil {
 		return err
 	}
+	if err := change.CreateVGPUs(t.ctx, t.Passthrough, t.record.Plan); err != nil {
+		return err
+	}
 	if err := t.makePartitions(); err != nil {
 		return err
 	}
@@ -162,6 +165,7 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 	if plan, err = change.WithPersistence(t.ctx, t.Passthrough, plan); err != nil {
 		return err
 	}
+	plan = plan.WithVGPUs(t.claim.UID)
 	t.record = checkpoint.PreparedClaim{Phase: checkpoint.Preparing, BootID: t.BootID, Claim: t.claim, Plan: plan}
 	if !sharing.Alters(plan, t.others) {
 		return nil
@@ -187,7 +191,7 @@ func (t *tx) recheck() error {
 	if err != nil {
 		return err
 	}
-	t.record.Plan = plan.Unbegun() // neither partitions nor drivers survive a reboot
+	t.record.Plan = plan.Unbegun() // neither partitions, vGPUs nor drivers survive a reboot
 	t.record.BootID, t.record.Phase = t.BootID, checkpoint.Preparing
 	return t.put()
 }

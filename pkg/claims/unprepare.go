@@ -88,9 +88,13 @@ func (t *tx) release(results []allocation.Result) error {
 		return fmt.Errorf("%w: %w", ErrNotRestored, noGPUs)
 	}
 	plan := t.record.Plan.InPlace(t.inventory)
-	if rebooted { // neither partitions nor drivers survive a reboot
+	if rebooted { // neither partitions, vGPUs nor drivers survive a reboot
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesPartition)
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.Binds)
+		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesVGPU)
+	}
+	if err := change.RemoveVGPUs(t.ctx, t.Passthrough, plan); err != nil {
+		return err
 	}
 	notReturned, err := t.returnVFIO(plan)
 	if err != nil {
@@ -128,9 +132,10 @@ func (t *tx) checkRunning() error {
 	})
 }
 
-// releasePartitions undoes what no other claim can use, because the other claims are unknown: the partitions that the
-// plan has made, the MPS daemons inside of them, and the GPUs that virtual machines have. It records that: a partition
-// that somebody makes at the same placement later is not the driver's. Errors: ErrNotRestored, unknown.
+// releasePartitions undoes what no other claim can use, because the other claims are unknown: the partitions and vGPUs
+// that the plan has made, the MPS daemons inside of partitions, and the GPUs that virtual machines have. It records
+// that: a partition that somebody makes at the same placement later is not the driver's. Errors: ErrNotRestored,
+// unknown.
 func (t *tx) releasePartitions(unknown error) error {
 	if !errors.Is(unknown, checkpoint.ErrUnreadable) {
 		return unknown
@@ -140,6 +145,9 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
+		if err := change.RemoveVGPUs(t.ctx, t.Passthrough, t.record.Plan); err != nil {
+			return err
+		}
 		notReturned, err := t.returnVFIO(t.record.Plan)
 		if err != nil {
 			return err

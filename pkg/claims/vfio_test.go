@@ -85,6 +85,36 @@ func (p passthrough) VFIONodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNod
 	return nodes, nil
 }
 
+func (p passthrough) CreateVGPU(ctx context.Context, at gpu.PCIAddress, name, uuid string) error {
+	return hardware(p).step(ctx, steps.CreateVGPU, func() error {
+		if p.w.vgpus[uuid] == "" && p.w.busy {
+			return fmt.Errorf("no room: %w", gpu.ErrBusy)
+		}
+		p.w.vgpus[uuid] = fmt.Sprintf("%s of %s", name, at)
+		return nil
+	})
+}
+
+func (p passthrough) RemoveVGPU(ctx context.Context, _ gpu.PCIAddress, uuid string) error {
+	return hardware(p).step(ctx, steps.RemoveVGPU, func() error {
+		if p.w.vgpus[uuid] != "" && p.w.busy {
+			return fmt.Errorf("process 7 (qemu): %w", gpu.ErrBusy)
+		}
+		delete(p.w.vgpus, uuid)
+		return nil
+	})
+}
+
+func (p passthrough) VGPUNodes(uuid string, _ bool) ([]gpu.DeviceNode, error) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	if p.w.vgpus[uuid] == "" {
+		return nil, fmt.Errorf("there is no vGPU %s", uuid)
+	}
+	path := "/dev/vfio/" + uuid[:2]
+	return []gpu.DeviceNode{{Path: path, HostPath: path, Type: "c"}}, nil
+}
+
 // State of a claim a with gpu-1 for a virtual machine.
 const (
 	aBound  = "0000:01:00.0: vfio-pci\n0000:01:00.1: vfio-pci\n"

@@ -24,6 +24,8 @@ const (
 	TypeMIG Type = "mig"
 	// TypeVFIO is a whole physical GPU for a virtual machine.
 	TypeVFIO Type = "vfio"
+	// TypeVGPU is a part of a physical GPU for a virtual machine.
+	TypeVGPU Type = "vgpu"
 	// TypeMonitor stands for all GPUs of a node at once.
 	TypeMonitor Type = "monitor"
 )
@@ -55,10 +57,14 @@ type Device struct {
 	VFIO *VFIO `json:",omitempty"`
 	// Guest is set if this machine is a virtual one and the GPU a part of one of its host.
 	Guest *Guest `json:",omitempty"`
+	// VGPU says which vGPU it is; nil: none.
+	VGPU *VGPU `json:",omitempty"`
+	// VGPUs are those of a physical GPU; nil: the kernel shows none.
+	VGPUs *VGPUs `json:",omitempty"`
 	// ComputeMode is the current mode, as NVML reports it.
 	ComputeMode ComputeMode `json:",omitempty"`
-	// Blocked says who prevents the driver from enabling or disabling the MIG mode, from creating the partition, or
-	// from binding the GPU for a virtual machine; empty: nobody.
+	// Blocked says what prevents the driver from enabling or disabling the MIG mode, from creating the partition or
+	// vGPU, or from binding the GPU for a virtual machine; empty: nothing.
 	Blocked string `json:",omitempty"`
 	// Taints are those of its health.
 	Taints []Taint `json:",omitempty"`
@@ -72,6 +78,8 @@ func (d Device) Physical() UUID {
 	switch {
 	case d.Partition != nil:
 		return d.Partition.Parent
+	case d.VGPU != nil:
+		return d.VGPU.Parent
 	case d.Type == TypeMonitor:
 		return ""
 	}

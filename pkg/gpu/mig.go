@@ -120,9 +120,13 @@ func PartitionName(parent string, at Placement) string {
 // ProfileName returns the profile as it is in names: "1g10gb-me" for "1g.10gb+me".
 func ProfileName(profile string) string { return profileNames.Replace(profile) }
 
-// PartitionProfile returns the profile part of a partition's device name: "1g10gb" for "gpu-3b-00-0-mig-1g10gb-4". It
-// differs for different profiles, and is empty if the device is no partition.
+// PartitionProfile returns the profile part of a partition's device name: "1g10gb" for "gpu-3b-00-0-mig-1g10gb-4", and
+// of a vGPU's: "a16-4q" for "gpu-3b-00-0-vgpu-a16-4q-0". It differs for different profiles, and is empty if the device
+// is neither. That of a vGPU which somebody else has made is its own.
 func PartitionProfile(device string) string {
+	if IsVGPU(device) {
+		return vgpuProfile(device)
+	}
 	_, profile, _ := strings.Cut(device, partitionMark)
 	if known := strings.TrimRight(profile, "-0123456789"); known != "" {
 		return known // the rest is the placement: no profile ends in a digit
@@ -134,8 +138,12 @@ func PartitionProfile(device string) string {
 // ParentName returns the name of the physical GPU of the named device.
 func ParentName(device string) string {
 	parent, _, _ := strings.Cut(device, partitionMark)
+	parent, _, _ = strings.Cut(parent, vgpuMark)
 	return strings.TrimSuffix(parent, vfioMark)
 }
 
 // IsPartition reports whether the named device is a partition.
 func IsPartition(device string) bool { return strings.Contains(device, partitionMark) }
+
+// IsPart reports whether the named device is a partition or a vGPU.
+func IsPart(device string) bool { return IsPartition(device) || IsVGPU(device) }

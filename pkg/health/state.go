@@ -25,7 +25,7 @@ type Subject struct {
 func (s Subject) Affects(d gpu.Device) bool {
 	switch {
 	case d.Partition == nil:
-		return d.UUID == s.GPU
+		return d.Physical() == s.GPU
 	case s.Partition == nil:
 		return d.Partition.Parent == s.GPU
 	}

@@ -32,7 +32,7 @@ var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
 	{"uuid", "one certain GPU or MIG partition, as `nvidia-smi -L` prints it; of a partition that the driver makes " +
-		"for a claim, its device name",
+		"for a claim, and of a vGPU, its device name",
 		func(d gpu.Device) value { return text(string(d.UUID)) }},
 	{"parentUUID", "the physical GPU; a whole GPU is its own parent",
 		func(d gpu.Device) value { return text(string(parentUUID(d))) }},
@@ -54,7 +54,7 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return number(d.Index) }},
 	{"minor", "N of `/dev/nvidiaN`",
 		func(d gpu.Device) value { return number(d.Minor) }},
-	{"profile", "the MIG profile of a partition; empty for a whole GPU",
+	{"profile", "the MIG profile of a partition (`1g.10gb`), the type of a vGPU (`A16-4Q`); empty for a whole GPU",
 		func(d gpu.Device) value { return text(profile(d)) }},
 	{"migCapable", "whether the model can be partitioned by MIG",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
@@ -98,8 +98,21 @@ var AllAttributes = []Attribute{
 			}
 			return versionOf(d.Guest.HostDriver)
 		})},
-	{"iommuGroup", "the IOMMU group; only of type `vfio`",
-		ofVM(func(v gpu.VFIO) value { return number(v.Group) })},
+	{"iommuGroup", "the IOMMU group; only of type `vfio` and `vgpu`; -1: the vGPU does not exist yet",
+		func(d gpu.Device) value {
+			if d.VGPU != nil {
+				return number(d.VGPU.Group)
+			}
+			return ofVM(func(v gpu.VFIO) value { return number(v.Group) })(d)
+		}},
+	{"mdevUUID", "the mediated device; empty of a virtual function, and of a vGPU that does not exist yet, which has " +
+		"one in the container's metadata; only of type `vgpu`",
+		func(d gpu.Device) value {
+			if d.VGPU == nil {
+				return value{}
+			}
+			return text(d.VGPU.MDev)
+		}},
 	{"pciVendorID", "the PCI vendor ID, `10de`; only of type `vfio`",
 		ofVM(func(v gpu.VFIO) value { return text(v.Vendor) })},
 	{"pciDeviceID", "the PCI device ID, for example `26b5`; only of type `vfio`",
@@ -129,10 +142,10 @@ var AllAttributes = []Attribute{
 }
 
 func parentUUID(d gpu.Device) gpu.UUID {
-	if d.Partition != nil {
-		return d.Partition.Parent
+	if d.Type == gpu.TypeMonitor {
+		return d.UUID
 	}
-	return d.UUID
+	return d.Physical()
 }
 
 // ofVM returns an attribute of GPUs for virtual machines. Other devices do not have it: a device has 32 attributes and
@@ -157,8 +170,11 @@ func ofWhole(of func(gpu.Device) value) func(gpu.Device) value {
 }
 
 func profile(d gpu.Device) string {
-	if d.Partition != nil {
+	switch {
+	case d.Partition != nil:
 		return d.Partition.Profile
+	case d.VGPU != nil:
+		return d.VGPU.Type.Name
 	}
 	return ""
 }

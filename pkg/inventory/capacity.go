@@ -34,7 +34,7 @@ var AllCapacities = append([]Capacity{
 	{"cores", "percent", "of the multiprocessors; a fractional GPU can be asked for some of them, and for a claim " +
 		"that does not ask there is no limit",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
-			if d.Partition != nil || d.Type == gpu.TypeVFIO {
+			if d.Partition != nil || d.Type == gpu.TypeVFIO || d.VGPU != nil {
 				return nil
 			}
 			all := resource.NewQuantity(100, resource.DecimalSI)

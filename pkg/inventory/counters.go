@@ -50,8 +50,8 @@ func (c counters) add(name string, n int) {
 const wholeCounter = "gpu"
 
 // countersOf returns the counters of each GPU that claims can have in several shapes, by the GPU's name: with dynamic
-// partitions, or also for virtual machines. All its devices consume them, which excludes overlapping ones. Other GPUs
-// have no counters.
+// partitions, or also for virtual machines, or as vGPUs. All its devices consume them, which excludes overlapping ones.
+// Other GPUs have no counters.
 func countersOf(inv Inventory) map[string]counters {
 	partitions := map[string][]gpu.Partition{}
 	for _, d := range inv {
@@ -71,6 +71,7 @@ func countersOf(inv Inventory) map[string]counters {
 	for name, of := range partitions {
 		all[name] = totals(of)
 	}
+	addFrameBuffer(inv, all)
 	return all
 }
 
@@ -113,8 +114,12 @@ func takeSlices(c counters, p gpu.Partition) {
 	}
 }
 
-// consumed returns what the device consumes of its GPU's counters: a partition its own resources, the whole GPU all.
+// consumed returns what the device consumes of its GPU's counters: a partition its own resources, a vGPU its frame
+// buffer, the whole GPU all.
 func consumed(d gpu.Device, all counters) counters {
+	if d.VGPU != nil {
+		return counters{frameBuffer: bytesCounter(d.VGPU.Type.Memory)}
+	}
 	if d.Partition == nil {
 		return all
 	}

@@ -32,9 +32,11 @@ func New(devices []gpu.Device) Inventory {
 	return inv
 }
 
-// rank sorts partitions after GPUs, and GPUs for virtual machines after those.
+// rank sorts partitions after GPUs, GPUs for virtual machines after those, and then vGPUs.
 func rank(d gpu.Device) int {
 	switch {
+	case d.VGPU != nil:
+		return 3
 	case d.Type == gpu.TypeVFIO:
 		return 2
 	case d.Partition != nil:
@@ -71,14 +73,14 @@ func (inv Inventory) GPUs() Inventory {
 }
 
 // Present returns the physical GPUs that answer, without those in virtual machines. It includes a GPU that is only
-// offered as partitions; its memory, speed and use are then those of a partition.
+// offered as partitions or vGPUs; its memory, speed and use are then those of one.
 func (inv Inventory) Present() Inventory {
 	var present Inventory
 	for _, d := range inv {
 		if d.Type == gpu.TypeVFIO || d.InVM() {
 			continue
 		}
-		if d.Partition != nil {
+		if d.Partition != nil || d.VGPU != nil {
 			d = physical(d)
 		}
 		if !d.Lost && present.index(d.Name) < 0 {
@@ -88,10 +90,10 @@ func (inv Inventory) Present() Inventory {
 	return present
 }
 
-// physical returns the GPU of the partition, as far as the partition describes it.
+// physical returns the GPU of the partition or vGPU, as far as that describes it.
 func physical(d gpu.Device) gpu.Device {
-	d.Name, d.Type, d.UUID = gpu.ParentName(d.Name), gpu.TypeGPU, d.Partition.Parent
-	d.Partition, d.Blocked = nil, ""
+	d.Name, d.Type, d.UUID = gpu.ParentName(d.Name), gpu.TypeGPU, d.Physical()
+	d.Partition, d.VGPU, d.Blocked = nil, nil, ""
 	return d
 }
 
@@ -141,6 +143,11 @@ func formerName(d gpu.Device, now string) gpu.Device {
 		p := *d.Partition
 		p.Parent = gpu.UUID(gpu.ParentName(d.Name))
 		d.Partition = &p
+	}
+	if d.VGPU != nil {
+		v := *d.VGPU
+		v.Parent = gpu.UUID(gpu.ParentName(d.Name))
+		d.VGPU = &v
 	}
 	return d
 }

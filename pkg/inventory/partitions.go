@@ -12,16 +12,22 @@ import (
 )
 
 // WithPartitions turns GPUs into the devices that claims can get: the GPUs, in their order, then the partitions that
-// their Use.Partitions allows, then the GPUs for virtual machines. PartitionsAuto counts as none. Small profiles come
-// first, so that a claim without a profile takes no large one. Within a profile the last GPU comes first: whole GPUs
-// are taken from the front and partitions from the back. The same devices always have the same order.
+// their Use.Partitions allows, then the GPUs for virtual machines, then vGPUs. PartitionsAuto counts as none. Small
+// profiles come first, so that a claim without a profile takes no large one. Within a profile the last GPU comes first:
+// whole GPUs are taken from the front and partitions from the back. The same devices always have the same order.
 //
 // own reports whether the driver has created the partition at a placement. Possible partitions that overlap a foreign
-// one are Blocked. A GPU is left out while it cannot be used as a whole. If the MIG mode of a GPU cannot be changed,
-// its partitions are Blocked while the mode is off, and the whole GPU while it is on.
+// one are Blocked. A GPU is left out while it cannot be used as a whole, or somebody else has made vGPUs on it. If the
+// MIG mode of a GPU cannot be changed, its partitions are Blocked while the mode is off, and the whole GPU while it is
+// on.
 func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
-	var all, partitions, passthrough Inventory
+	var all, partitions, passthrough, virtual Inventory
 	for _, d := range inv {
+		virtual = append(virtual, vgpus(d)...)
+		if len(d.VGPUs.Foreign()) > 0 {
+			continue
+		}
+		d.VGPUs = nil // they change with every claim for one
 		if !wholeUsable(d, foreign(d, own)) {
 			continue
 		}
@@ -36,6 +42,10 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 		}
 	}
 	for _, d := range slices.Backward(inv) {
+		if len(d.VGPUs.Foreign()) > 0 {
+			continue
+		}
+		d.VGPUs = nil
 		switch d.Use.Partitions {
 		case gpu.PartitionsDynamic:
 			partitions = append(partitions, possible(d, foreign(d, own))...)
@@ -50,7 +60,7 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 			cmp.Compare(a.Partition.Profile, b.Partition.Profile),
 		)
 	})
-	return slices.Concat(all, partitions, passthrough)
+	return slices.Concat(all, partitions, passthrough, virtual)
 }
 
 // Passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole. One

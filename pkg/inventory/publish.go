@@ -44,6 +44,9 @@ var AllTypes = []Type{
 		"it; named after the GPU, the MIG profile and the memory slice where it begins"},
 	{gpu.TypeVFIO, "a whole physical GPU for a virtual machine, bound to vfio-pci; named after the GPU; nobody can " +
 		"have the GPU in another shape at the same time"},
+	{gpu.TypeVGPU, "a part of a GPU for a virtual machine (NVIDIA vGPU), which exists, or which the driver makes " +
+		"when a claim gets it; named after the GPU, and the UUID of the mediated device, the virtual function, or " +
+		"the vGPU type"},
 	{gpu.TypeMonitor, "all GPUs of the node at once, for those who look after them; always free; only with " +
 		"`adminAccess`"},
 }
@@ -74,10 +77,13 @@ var AllTaints = []Taint{
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
 		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the " +
 			"partition, or from making the GPU whole again",
-		func(d gpu.Device) bool { return d.Blocked != "" && d.Type != gpu.TypeVFIO }},
+		func(d gpu.Device) bool { return d.Blocked != "" && d.Type != gpu.TypeVFIO && d.VGPU == nil }},
 	{"gpu.nvidia.com/vfio-blocked", resourceapi.DeviceTaintEffectNoSchedule,
 		"somebody's program on the GPU keeps the driver from binding it for a virtual machine",
 		func(d gpu.Device) bool { return d.Blocked != "" && d.Type == gpu.TypeVFIO }},
+	{"gpu.nvidia.com/vgpu-type", resourceapi.DeviceTaintEffectNoSchedule,
+		"the GPU has vGPUs of another type, and it has those of one type at a time",
+		func(d gpu.Device) bool { return d.Blocked != "" && d.VGPU != nil }},
 	{TaintXID, resourceapi.DeviceTaintEffectNoSchedule,
 		"an XID, the value, that is not the fault of a program; docs/health.md says which, what ends it, and how the " +
 			"node configuration makes it `NoExecute`", nil},
@@ -90,9 +96,10 @@ var AllTaints = []Taint{
 }
 
 // Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
-// partitions and GPUs for virtual machines, then counters. Each group has its own slices, so that a change of one does
-// not move devices of another. A slice has at most 64 devices or 8 counter sets. A node without GPUs publishes one
-// empty slice, which shows that the driver runs. The monitor device has a pool of its own: see MonitorPool.
+// partitions, GPUs for virtual machines and vGPUs, then counters. GPUs and counters have their own slices, so that a
+// change of the others does not move them. A slice has at most 64 devices or 8 counter sets. A node without GPUs
+// publishes one empty slice, which shows that the driver runs. The monitor device has a pool of its own: see
+// MonitorPool.
 func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
@@ -163,7 +170,8 @@ func publish(d gpu.Device, all map[string]counters) resourceapi.Device {
 		device.AllowMultipleAllocations = ptr.To(true)
 	}
 	parent := gpu.ParentName(d.Name)
-	if of, ok := all[parent]; ok && (d.Partition == nil || !d.Partition.Static) {
+	exists := d.Partition != nil && d.Partition.Static || d.VGPU != nil && !d.VGPU.Made
+	if of, ok := all[parent]; ok && !exists {
 		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
 			{CounterSet: parent, Counters: consumed(d, of)},
 		}

@@ -21,13 +21,13 @@ const (
 	replica                       // one of a fixed number of parts
 	unlimited                     // all of it, beside any number of others
 	partition                     // a partition, alone
-	passthrough                   // all of it, for a virtual machine
+	passthrough                   // all of it, or a vGPU, for a virtual machine
 )
 
 // kindOf uses what the scheduler has counted, which may be older than the present sharing mode of the GPU.
 func kindOf(r allocation.Result, d gpu.Device) resultKind {
 	switch c := r.Consumed; {
-	case d.Type == gpu.TypeVFIO:
+	case d.Type == gpu.TypeVFIO, d.VGPU != nil:
 		return passthrough
 	case d.Partition != nil:
 		return partition

@@ -46,7 +46,7 @@ type Assignment struct {
 
 	// Partition is the assigned partition of the GPU; nil: none.
 	Partition *AssignedPartition `json:"partition,omitempty"`
-	// VFIO says that a virtual machine gets the GPU; nil: none.
+	// VFIO says that a virtual machine gets the GPU, or a vGPU; nil: none.
 	VFIO *AssignedVFIO `json:"vfio,omitempty"`
 	// Share is the part of the device that the claim holds; nil: all of it, alone.
 	Share *Share `json:"share,omitempty"`
@@ -71,7 +71,7 @@ func (a Assignment) IsMonitor() bool { return a.Device == inventory.Monitor }
 
 // ChangesHardware reports whether the GPU must be changed before containers use it, and changed back afterwards.
 func (a Assignment) ChangesHardware() bool {
-	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition() || a.Binds()
+	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition() || a.Binds() || a.MakesVGPU()
 }
 
 // Holder is another claim and what it holds.
@@ -126,11 +126,11 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	if !ok || device.Lost {
 		return Assignment{}, &Refusal{Kind: ErrGone}
 	}
-	a.GPU = device.UUID
+	a.GPU = device.Physical()
 	if p := device.Partition; p != nil {
-		a.GPU, a.Partition = p.Parent, &AssignedPartition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
+		a.Partition = &AssignedPartition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
-	if r.AdminAccess && device.Type == gpu.TypeVFIO {
+	if r.AdminAccess && (device.Type == gpu.TypeVFIO || device.VGPU != nil) {
 		return Assignment{}, refuse(ErrRefused, "is for virtual machines, so it cannot be monitored; ask for the "+
 			"device %s", inventory.Monitor)
 	}
@@ -144,7 +144,7 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	}
 	switch kindOf(r, device) {
 	case passthrough:
-		a.VFIO = assignVFIO(*device.VFIO, device.PCI, r.Config.IOMMU)
+		a.VFIO = assignVFIO(device, r.Config.IOMMU)
 		return a, nil
 	case partition:
 		return a, a.usePartition(r.Config.Sharing, groups)

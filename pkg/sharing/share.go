@@ -44,7 +44,8 @@ type occupant struct {
 }
 
 // occupants returns the assignments on the same GPU that exclude this one or are counted with it: those of other
-// claims, then those of earlier requests of the same claim. Partitions that can exist side by side are left out.
+// claims, then those of earlier requests of the same claim. Partitions and vGPUs that can exist side by side are left
+// out.
 func occupants(of Assignment, others []Holder, own Plan) []occupant {
 	var found []occupant
 	add := func(plan Plan, name func(Assignment) string) {
@@ -52,8 +53,7 @@ func occupants(of Assignment, others []Holder, own Plan) []occupant {
 			if gpu.ParentName(a.Device) != gpu.ParentName(of.Device) || a.AdminAccess {
 				continue
 			}
-			if a.Partition == nil || of.Partition == nil || a.Device == of.Device ||
-				a.Partition.excludes(*of.Partition) {
+			if a.excludes(of) {
 				found = append(found, occupant{a, name(a)})
 			}
 		}
@@ -65,6 +65,20 @@ func occupants(of Assignment, others []Holder, own Plan) []occupant {
 	}
 	add(own, func(a Assignment) string { return fmt.Sprintf("request %s of the same claim", a.Request) })
 	return found
+}
+
+// excludes reports whether both assignments on the same GPU exclude each other, or are counted together.
+func (a Assignment) excludes(other Assignment) bool {
+	v, w := a.vgpu(), other.vgpu()
+	switch {
+	case a.Device == other.Device:
+		return true
+	case a.Partition != nil && other.Partition != nil:
+		return a.Partition.excludes(*other.Partition)
+	case v != nil && w != nil:
+		return v.excludes(*w)
+	}
+	return true
 }
 
 // holds names the other device of the GPU that the occupant holds.

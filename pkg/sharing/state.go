@@ -56,6 +56,7 @@ func Alters(plan Plan, others []Holder) bool {
 	ids, all := plan.DaemonIDs(), append(slices.Clone(others), own)
 	return slices.ContainsFunc(plan.Assignments, Assignment.MakesPartition) ||
 		slices.ContainsFunc(plan.Assignments, Assignment.Binds) ||
+		slices.ContainsFunc(plan.Assignments, Assignment.MakesVGPU) ||
 		!reflect.DeepEqual(Daemons(ids, others), Daemons(ids, all)) ||
 		slices.ContainsFunc(plan.GPUs(), func(id gpu.UUID) bool {
 			needed := settings(id, []Holder{own})

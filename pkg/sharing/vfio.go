@@ -10,9 +10,11 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// AssignedVFIO is a GPU that a virtual machine gets.
+// AssignedVFIO is a GPU, or a vGPU, that a virtual machine gets.
 type AssignedVFIO struct {
 	PCI gpu.PCIAddress `json:"pci"`
+	// VGPU says which vGPU it is: that of the function PCI, or a mediated device below it; nil: all of the GPU.
+	VGPU *AssignedVGPU `json:"vgpu,omitempty"`
 	// Functions are bound to vfio-pci for the claim, and returned to their drivers afterwards; none: somebody else has
 	// bound the GPU.
 	Functions []gpu.PCIFunction `json:"functions,omitempty"`
@@ -23,9 +25,14 @@ type AssignedVFIO struct {
 	NoAPIDevice   bool `json:"noAPIDevice,omitempty"`
 }
 
-func assignVFIO(v gpu.VFIO, at gpu.PCIAddress, config api.IOMMU) *AssignedVFIO {
-	return &AssignedVFIO{PCI: at, Functions: v.Functions, PreferIOMMUFD: config.PreferIOMMUFD,
-		NoAPIDevice: config.NoAPIDevice}
+func assignVFIO(d gpu.Device, config api.IOMMU) *AssignedVFIO {
+	a := AssignedVFIO{PCI: d.PCI, PreferIOMMUFD: config.PreferIOMMUFD, NoAPIDevice: config.NoAPIDevice}
+	if v := d.VGPU; v != nil {
+		a.VGPU = &AssignedVGPU{Type: v.Type.Name, UUID: v.MDev, Made: v.Made}
+	} else {
+		a.Functions = d.VFIO.Functions
+	}
+	return &a
 }
 
 // Binds reports whether the driver binds the GPU to vfio-pci for the claim, and returns it afterwards.

@@ -49,6 +49,8 @@ const (
 	EnablePersistence  = "enable_persistence"
 	BindVFIO           = "bind_vfio"
 	ReturnVFIO         = "return_vfio"
+	CreateVGPU         = "create_vgpu"
+	RemoveVGPU         = "remove_vgpu"
 	RequestDaemon      = "request_mps_daemon"
 	ReleaseDaemon      = "release_mps_daemon"
 	AwaitDaemon        = "await_mps_daemon"
@@ -74,6 +76,8 @@ var Meanings = map[string]string{
 	EnablePersistence:  "enables the persistence mode of one GPU again",
 	BindVFIO:           "binds one PCI function of a GPU to vfio-pci, for a virtual machine",
 	ReturnVFIO:         "takes a GPU from vfio-pci, resets it, and returns its PCI functions to their drivers",
+	CreateVGPU:         "makes one vGPU, for a virtual machine",
+	RemoveVGPU:         "removes one vGPU",
 	RequestDaemon:      "asks the supervisor for an MPS daemon, or for other limits of it",
 	ReleaseDaemon:      "tells the supervisor that an MPS daemon is not needed any more",
 	AwaitDaemon:        "waits for an MPS daemon",

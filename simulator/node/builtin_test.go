@@ -17,8 +17,8 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 func TestBuiltInProfilesAsText(t *testing.T) {
-	want := "a30-x2 dgx-a100 dgx-h100 dgx1-v100 gb200-nvl4 hgx-b200 hgx-h200 l40s-x4 mixed rtx2080ti-x4 " +
-		"rtxpro6000-x2 t4-x2 vgpu-guest workstation"
+	want := "a16-x4 a30-x2 dgx-a100 dgx-h100 dgx1-v100 gb200-nvl4 hgx-b200 hgx-h200 l40s-x4 mixed " +
+		"rtx2080ti-x4 rtxpro6000-x2 t4-x2 vgpu-guest workstation"
 	if got := strings.Join(node.Names(), " "); got != want {
 		t.Errorf("profiles %s, want %s", got, want)
 	}

@@ -28,6 +28,7 @@ const (
 var iommuGroups = map[string][]int{
 	"l40s-x4":     {17, 18, 31, 32},
 	"workstation": {14, 15, 15},
+	"a16-x4":      {21, 22, 23, 24},
 }
 
 // sounds are the PCI device IDs of the sound functions on the cards of these profiles.
@@ -107,6 +108,10 @@ func (n *Node) WriteSysfs(file, text string) error {
 	text = strings.TrimSpace(text)
 	var err error
 	switch parts := strings.Split(path.Clean(file), "/"); {
+	case len(parts) == 7 && parts[2] == "devices" && parts[4] == "mdev_supported_types" && parts[6] == "create":
+		err = n.createVGPU(parts[3], parts[5], text)
+	case len(parts) == 5 && parts[1] == "mdev" && parts[4] == "remove":
+		err = n.removeVGPU(parts[3])
 	case len(parts) != 5 || parts[0] != "bus" || parts[1] != "pci":
 		err = syscall.EACCES
 	case parts[2] == "drivers" && parts[4] == "unbind":

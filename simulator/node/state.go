@@ -46,6 +46,7 @@ type GPUState struct {
 	Persistence *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
 	AER         AER                 `json:",omitzero"`
 	License     *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
+	VGPUs       []VGPU              `json:",omitempty"` // its mediated devices
 }
 
 // AllCalls means every call of the GPU.
@@ -56,12 +57,14 @@ const AllCalls = "all"
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
 // minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs;
-// format 8 PCIe errors and licences.
+// format 8 PCIe errors, licences and vGPUs.
 const format = 8
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.AER != AER{} || g.License != nil }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
+		return g.AER != AER{} || g.License != nil || len(g.VGPUs) > 0
+	}) {
 		return 8
 	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
@@ -165,6 +168,7 @@ func (s State) clone() State {
 	out.GPUs = make([]GPUState, len(s.GPUs))
 	for i, g := range s.GPUs {
 		g.Faults, g.Delays, g.Processes = maps.Clone(g.Faults), maps.Clone(g.Delays), slices.Clone(g.Processes)
+		g.VGPUs = slices.Clone(g.VGPUs)
 		if g.MIG != nil {
 			g.MIG = &MIG{Mode: g.MIG.Mode, Instances: cloneInstances(g.MIG.Instances)}
 		}

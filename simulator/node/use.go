@@ -92,10 +92,13 @@ func (n *Node) Reset(which string) error {
 	})
 }
 
-// idle returns ERROR_IN_USE if a process uses the GPU or one of its partitions.
+// idle returns ERROR_IN_USE if a process uses the GPU or one of its partitions, or the GPU has vGPUs.
 func (c GPU) idle() error {
 	if all := c.allProcesses(); len(all) > 0 {
 		return refuse(hwprofile.InUse, "%s is in use by another client: process %d %s", c.Name, all[0].PID, all[0].Name)
+	}
+	if len(c.State.VGPUs) > 0 {
+		return refuse(hwprofile.InUse, "%s has vGPUs", c.Name)
 	}
 	return nil
 }

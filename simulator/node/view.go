@@ -114,7 +114,7 @@ func find(gpus []GPU, which string) (GPU, error) {
 }
 
 // String is the node as text, without what differs between nodes of one profile. It has a line for the machine, for
-// each GPU, its processes, partitions and faults, for each GPU with another driver, and for an ordered crash.
+// each GPU, its processes, partitions, vGPUs and faults, for each GPU with another driver, and for an ordered crash.
 func (v *View) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver=%s", v.Profile.Name, v.Profile.Driver())
@@ -146,6 +146,9 @@ func (v *View) String() string {
 			fmt.Fprintf(&b, "%s process %s\n", c.Name, p)
 		}
 		c.printInstances(&b)
+		for _, d := range c.State.VGPUs {
+			fmt.Fprintf(&b, "%s vgpu %s\n", c.Name, d.Type)
+		}
 		if c.State.Health != nil {
 			fmt.Fprintf(&b, "%s health %s\n", c.Name, c.Health())
 		}

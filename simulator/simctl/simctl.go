@@ -35,7 +35,7 @@ func Command() *cobra.Command {
 		xidCommand(&dir), eccCommand(&dir), clocksCommand(&dir), aerCommand(&dir), healthCommand(&dir),
 		resetCommand(&dir), licenseCommand(&dir),
 		mpsCommand(&dir),
-		migCommand(&dir), partitionCommand(&dir), processCommand(&dir),
+		migCommand(&dir), partitionCommand(&dir), vgpuCommand(&dir), processCommand(&dir),
 		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),
 		reloadCommand(&dir), unloadCommand(&dir), loadCommand(&dir),
 		crashCommand(&dir), stepsCommand(&dir),

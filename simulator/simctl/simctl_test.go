@@ -67,11 +67,16 @@ func TestCommands(t *testing.T) {
 			"15639511040 of its memory are free for use\n"},
 		{"nothing is set when one setting is wrong", "set 0 memory-used=1Gi compute-mode=x; print",
 			"t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
-		{"profiles", "profiles", "a30-x2       2x A30 24 GB behind one PCIe switch, without an NVLink " +
-			"bridge\ndgx-a100     "},
+		{"a vGPU of a GPU that has none", "vgpu 0 T4-4Q 6d8ba0b6-2d0c-4c5e-9a31-2f6c3c2a5d10", `error: vGPU type ` +
+			`"T4-4Q" and UUID "6d8ba0b6-2d0c-4c5e-9a31-2f6c3c2a5d10" of gpu-3b-00-0: want a UUID, and a type of []` +
+			"\n"},
+		{"remove no vGPU", "vgpu remove 6d8ba0b6", "error: write bus/mdev/devices/6d8ba0b6/remove: no such file or " +
+			"directory\n"},
+		{"profiles", "profiles", "a16-x4       1x A16, a board of four GPUs with 16 GB each behind a PCIe " +
+			"switch, with the driver for hosts of vGPUs\na30-x2       "},
 		{"a profile", "profile t4-x2", "# SPDX-License-Identifier"},
 		{"an unknown profile", "profile b200",
-			`error: no profile "b200"; built in are a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, rtxpro6000-x2, t4-x2, vgpu-guest, workstation` + "\n"},
+			`error: no profile "b200"; built in are a16-x4, a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, rtxpro6000-x2, t4-x2, vgpu-guest, workstation` + "\n"},
 		{"fail for a while", "fail 0 GetName ERROR_UNKNOWN --after 3 --times 2; print",
 			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 fails GetName ERROR_UNKNOWN after=3 times=2\n" +
 				second},

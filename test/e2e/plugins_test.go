@@ -78,7 +78,7 @@ func (s *suite) startIdle(t *testing.T) *idle {
 	t.Helper()
 	i := &idle{suite: s}
 	for profile, node := range s.nodes {
-		if profile != brokenProfile && profile != machinesProfile {
+		if profile != brokenProfile && profile != machinesProfile && profile != vgpuProfile {
 			i.nodes = append(i.nodes, node)
 		}
 	}

@@ -105,6 +105,7 @@ func TestCluster(t *testing.T) {
 		})
 	})
 	t.Run("virtual machines of KubeVirt get whole GPUs, and then a container does", s.testVirtualMachine)
+	t.Run("virtual machines get vGPUs, one that exists and one that is made", s.testVGPU)
 	t.Run("pods of higher priority get GPUs, and a budget keeps others", s.testPreemption)
 	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
 	t.Run("claims at once do not exceed a quota of GiB", s.testGPUQuota)
@@ -145,7 +146,7 @@ func newSuite(t *testing.T) *suite {
 		s.nodes[node.Labels[profileLabel]] = node.Name
 	}
 	if os.Getenv(auditCommand) != "" { // a cluster of ours: no test is left out
-		for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed"} {
+		for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed", vgpuProfile} {
 			if s.nodes[profile] == "" {
 				t.Fatalf("no node has the label %s=%s", profileLabel, profile)
 			}

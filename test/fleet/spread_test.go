@@ -13,7 +13,7 @@ import (
 func TestParseShares(t *testing.T) {
 	for _, row := range []struct{ name, items, want, err string }{
 		{"a profile without a weight has 1", "dgx-h100=2 l40s-x4", "[{dgx-h100 2} {l40s-x4 1}]", ""},
-		{"an unknown profile", "dgx-h200", "[]", `no profile "dgx-h200"; built in are a30-x2, dgx-a100`},
+		{"an unknown profile", "dgx-h200", "[]", `no profile "dgx-h200"; built in are a16-x4, a30-x2, dgx-a100`},
 		{"a file that is not there", "./mine.yaml=3", "[]",
 			"read profile: open ./mine.yaml: no such file or directory"},
 		{"a weight that is no number", "dgx-h100=many", "[]",

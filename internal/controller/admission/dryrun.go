@@ -245,6 +245,9 @@ func (n *simulatedNode) device(kind *cluster.DeviceKind) gpu.Device {
 		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)),
 			Profile: kind.Profile()}}
 		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
+	case gpu.TypeVGPU:
+		d.VGPU = &gpu.VGPU{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)), Type: gpu.VGPUType{Name: kind.Profile()}}
+		d.Name = gpu.PossibleVGPUName(d.Name, d.VGPU.Type, 0)
 	case gpu.TypeVFIO:
 		d.Name, d.VFIO = gpu.VFIOName(d.Name), &gpu.VFIO{}
 	}

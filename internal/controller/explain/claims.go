@@ -133,7 +133,7 @@ func (u *Claims) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 	}
 	var texts []string
 	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver != u.expander.View.Driver() || r.ShareID != nil || gpu.IsPartition(r.Device) {
+		if r.Driver != u.expander.View.Driver() || r.ShareID != nil || gpu.IsPart(r.Device) {
 			continue
 		}
 		d := u.expander.View.Device(r.Pool, r.Device)

@@ -288,7 +288,7 @@ func (n *node) partition(i int, a alternative) bool {
 		return false
 	}
 	for _, d := range n.devices.Devices { // one of each kind is known, perhaps of another GPU
-		if _, accepted := a.takes[d.Kind]; !accepted || d.Kind.Type() != gpu.TypeMIG || d.Exists() ||
+		if _, accepted := a.takes[d.Kind]; !accepted || !gpu.IsPart(d.Name) || d.Exists() ||
 			d.Kind.Product() != g.Product() {
 			continue
 		}

@@ -37,8 +37,14 @@ func (v *vms) Inventory() inventory.Inventory { return v.inv }
 
 func (v *vms) Prepare(_ context.Context, c *resourceapi.ResourceClaim) (rec checkpoint.PreparedClaim, _ error) {
 	for _, r := range c.Status.Allocation.Devices.Results {
-		rec.Plan.Assignments = append(rec.Plan.Assignments, sharing.Assignment{Request: r.Request, Pool: r.Pool,
-			Device: r.Device})
+		a := sharing.Assignment{Request: r.Request, Pool: r.Pool, Device: r.Device}
+		if d, _ := v.inv.Find(r.Device); d.VGPU != nil {
+			a.VFIO = &sharing.AssignedVFIO{VGPU: &sharing.AssignedVGPU{UUID: d.VGPU.MDev, Made: d.VGPU.Made}}
+			if d.VGPU.Made {
+				a.VFIO.VGPU.UUID = string(c.UID) + "/" + r.Device
+			}
+		}
+		rec.Plan.Assignments = append(rec.Plan.Assignments, a)
 	}
 	return rec, nil
 }
@@ -167,6 +173,11 @@ func mountsOf(t *testing.T, node *vms, claim *resourceapi.ResourceClaim) map[str
 
 // pciAddress returns the PCI address of the only device of the request, by the rules of KubeVirt.
 func pciAddress(file, request string) (string, error) {
+	return attributeOf(file, request, "resource.kubernetes.io/pciBusID")
+}
+
+// attributeOf returns a string attribute of the only device of the request, by the rules of KubeVirt.
+func attributeOf(file, request, attribute string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", err
@@ -194,7 +205,7 @@ func pciAddress(file, request string) (string, error) {
 		}
 		for _, r := range object.Requests {
 			if r.Name == request && len(r.Devices) == 1 {
-				return r.Devices[0].Attributes["resource.kubernetes.io/pciBusID"].String, nil
+				return r.Devices[0].Attributes[attribute].String, nil
 			}
 		}
 		return "", fmt.Errorf("no request %s with one device", request)

@@ -123,6 +123,9 @@ func device(a sharing.Assignment, inv inventory.Inventory, node string) kubeletp
 	if a.Partition != nil && attributes != nil { // it was published before it was created
 		attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: (*string)(&a.Partition.UUID)}
 	}
+	if a.MakesVGPU() && attributes != nil {
+		attributes["mdevUUID"] = resourceapi.DeviceAttribute{StringValue: &a.VFIO.VGPU.UUID}
+	}
 	d := kubeletplugin.Device{
 		Metadata:     &kubeletplugin.DeviceMetadata{Attributes: attributes},
 		Requests:     []string{a.Request},

@@ -62,7 +62,8 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 	expected := slices.DeleteFunc(slices.Clone(gpus), func(d gpu.Device) bool {
 		return n.Machine.Removed(d) && !f.records.touches(d.Name)
 	})
-	all := withProduct(inventory.New(withPassthrough(f, gpus, d.stuck)), f.known).Retain(expected, f.records.touches)
+	present := withOwnVGPUs(withPassthrough(f, gpus, d.stuck), f.records)
+	all := withProduct(inventory.New(present), f.known).Retain(expected, f.records.touches)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)
@@ -185,6 +186,9 @@ func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *actions) {
 		a.notice(report.Events.MIGBlocked, fmt.Sprintf("GPU %s (%s) %s: %s", d.Name, d.UUID, what, d.Blocked))
 	}
 	reportPassthrough(logger, d, old, a)
+	if n := len(d.VGPUs.Foreign()); n != len(old.VGPUs.Foreign()) {
+		logger.Info("GPU has vGPUs that somebody else has made: with any, it is offered in no other shape", "vgpus", n)
+	}
 	if unusable(d) && !unusable(old) {
 		logger.Info("GPU is in MIG mode and offered with partitions: none, so nobody can have it: " +
 			"switch MIG mode off, or offer its partitions")

@@ -59,5 +59,5 @@ func save(dir string, known inventory.Inventory) error {
 }
 
 func partitionsOf(inv inventory.Inventory) inventory.Inventory {
-	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Partition == nil })
+	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Partition == nil && d.VGPU == nil })
 }

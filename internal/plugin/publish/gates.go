@@ -93,7 +93,8 @@ var (
 			Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("1")}}}}},
 		stored: func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 },
 		remove: func(d *resourceapi.Device) bool {
-			made := (gpu.IsPartition(d.Name) || gpu.IsVFIO(d.Name)) && len(d.ConsumesCounters) > 0 // for claims
+			made := (gpu.IsPartition(d.Name) || gpu.IsVFIO(d.Name) || gpu.IsVGPU(d.Name)) &&
+				len(d.ConsumesCounters) > 0 // for claims
 			d.ConsumesCounters = nil
 			return !made
 		},
@@ -189,10 +190,10 @@ func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
 }
 
-// withoutPassthrough returns the use of a GPU without virtual machines, unless they are its only use: such a GPU needs
-// no counters.
+// withoutPassthrough returns the use of a GPU without virtual machines, unless they are its only use: such a GPU, and
+// vGPUs that somebody else has made, need no counters.
 func withoutPassthrough(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
-	if d.VFIO != nil && !d.VFIO.External() {
+	if d.VFIO != nil && !d.VFIO.External() || d.VGPUs != nil && len(d.VGPUs.Foreign()) == 0 {
 		use.NoPassthrough = true
 	}
 	return use

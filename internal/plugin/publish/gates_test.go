@@ -408,4 +408,11 @@ func TestLimitOfPassthrough(t *testing.T) {
 	if got := lacking.Limit(gpu.Device{}, exclusive); got.NoPassthrough {
 		t.Errorf("a GPU that no virtual machine can have: got %s", got)
 	}
+	if got := lacking.Limit(gpu.Device{VGPUs: &gpu.VGPUs{}}, exclusive); !got.NoPassthrough {
+		t.Errorf("a GPU that could have vGPUs: got %s", got)
+	}
+	byAdmin := &gpu.VGPUs{Existing: []gpu.VGPU{{MDev: "by-hand"}}}
+	if got := lacking.Limit(gpu.Device{VGPUs: byAdmin}, exclusive); got.NoPassthrough {
+		t.Errorf("a GPU with vGPUs that somebody else has made: got %s", got)
+	}
 }

@@ -39,6 +39,8 @@ type Passthrough interface {
 	// VFIONodes returns the device nodes of the GPU, which is bound to vfio-pci. iommufd asks for those of iommufd,
 	// if the machine has them.
 	VFIONodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNode, error)
+	// VGPUNodes is VFIONodes for a mediated device.
+	VGPUNodes(uuid string, iommufd bool) ([]gpu.DeviceNode, error)
 }
 
 // Specs writes CDI specs.
@@ -142,11 +144,15 @@ func environment(a sharing.Assignment) (env []string) {
 // apiDevices are the device nodes that belong to no GPU.
 var apiDevices = []string{"/dev/vfio/vfio", "/dev/iommu"}
 
-// ofVM returns what a container needs to give the assigned GPU to a virtual machine: no libraries, no node of NVIDIA's
-// driver. The variable keeps NVIDIA's container runtime, if installed, from adding GPUs.
+// ofVM returns what a container needs to give the assigned GPU or vGPU to a virtual machine: no libraries, no node of
+// NVIDIA's driver. The variable keeps NVIDIA's container runtime, if installed, from adding GPUs.
 func (s Specs) ofVM(ctx context.Context, a sharing.Assignment) (gpu.Access, error) {
 	all := gpu.Access{Env: append(environment(a), "NVIDIA_VISIBLE_DEVICES=void")}
 	err := steps.Do(ctx, steps.FindDeviceFiles, func(context.Context) (err error) {
+		if v := a.VFIO.VGPU; v != nil && v.UUID != "" {
+			all.Nodes, err = s.VGPUNodes(v.UUID, a.VFIO.PreferIOMMUFD)
+			return err
+		}
 		all.Nodes, err = s.VFIONodes(a.VFIO.PCI, a.VFIO.PreferIOMMUFD)
 		return err
 	})
@@ -177,7 +183,7 @@ func assigned(inv inventory.Inventory, a sharing.Assignment) ([]gpu.Device, erro
 	case p != nil && ok && device.Partition != nil && device.Partition.Parent == a.GPU:
 		device.UUID = p.UUID                    // until it is created, UUID is its name
 		ok = !device.Lost || a.MakesPartition() // it may have been created again since
-	case p == nil && device.UUID == a.GPU:
+	case p == nil && device.Physical() == a.GPU:
 		ok = !device.Lost
 	default:
 		ok = false

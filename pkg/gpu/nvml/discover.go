@@ -132,7 +132,7 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 		connections = append(connections, r.links)
 	}
 	assignNVLinkDomains(look.Devices, connections)
-	look.Devices, look.Unlisted = m.withVFIO(withLost(m.Sysfs, look.Devices, silent))
+	look.Devices, look.Unlisted = m.withVFIO(m.withVGPUs(withLost(m.Sysfs, look.Devices, silent)))
 	look.AER = m.aer(look.Devices, look.Unlisted)
 	look.Answered = m.known.answered()
 	look.Persistent = m.known.persistent()

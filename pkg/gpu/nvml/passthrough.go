@@ -98,11 +98,14 @@ func place(d *gpu.Device, sysfs string) {
 
 // VFIONodes returns the device nodes of the other kind if the machine has only those.
 func (m *Machine) VFIONodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNode, error) {
-	bus := m.bus()
-	has := bus.HasIOMMUFD()
-	nodes, err := bus.Nodes(at, iommufd && has)
+	return m.vfioNodes(iommufd, func(iommufd bool) ([]gpu.DeviceNode, error) { return m.bus().Nodes(at, iommufd) })
+}
+
+func (m *Machine) vfioNodes(iommufd bool, find func(iommufd bool) ([]gpu.DeviceNode, error)) ([]gpu.DeviceNode, error) {
+	has := m.bus().HasIOMMUFD()
+	nodes, err := find(iommufd && has)
 	if err != nil && has {
-		if others, errOthers := bus.Nodes(at, !iommufd); errOthers == nil {
+		if others, errOthers := find(!iommufd); errOthers == nil {
 			nodes, err = others, nil
 		}
 	}

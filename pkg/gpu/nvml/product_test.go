@@ -53,6 +53,7 @@ var products = []product{
 	{"NVIDIA L4", "Nvidia", ada, 7424, 192, 6251, 2040, 300, 242. / 2, ""},
 	{"NVIDIA L40", "Nvidia", ada, 18176, 384, 9001, 2490, 864, 181.05,
 		"half the rate of the L40S, which has the same multiprocessors"},
+	{"NVIDIA A16", "Nvidia", ga10x, 1280, 128, 6251, 1755, 200, 17.9, ""},
 	{"NVIDIA L40S", "Nvidia", ada, 18176, 384, 9001, 2520, 864, 362.05, ""},
 	{"NVIDIA L40S-24Q", "NvidiaVWS", ada, 18176, 384, 9001, 2520, 864, 366.05, ""},
 	{"NVIDIA GeForce RTX 4090", "GeForce", ada, 16384, 384, 10501, 3105, 1008, 330.3, ""},

@@ -15,12 +15,17 @@ import (
 // Nodes returns the device nodes that a container needs to use the function, which is bound to vfio-pci: those of its
 // IOMMU group, or with iommufd its own. Without such a node it returns an error.
 func (b Bus) Nodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNode, error) { //nolint:revive // one of two kinds
-	find := b.groupNodes
+	return b.nodes(b.function(at, ""), at.String(), iommufd)
+}
+
+// nodes returns the device nodes of the device in the directory of sysfs.
+func (b Bus) nodes(dir, at string, iommufd bool) ([]gpu.DeviceNode, error) { //nolint:revive // as above
+	find := groupNodes
 	if iommufd {
-		find = b.ownNodes
+		find = ownNodes
 	}
-	names, err := find(at)
-	if !exists(b.function(at, "")) {
+	names, err := find(dir)
+	if !exists(dir) {
 		err = ErrGone
 	}
 	if err != nil {
@@ -44,8 +49,8 @@ func (b Bus) Nodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNode, error) { 
 }
 
 // groupNodes returns the names of the nodes for VFIO by groups, below /dev.
-func (b Bus) groupNodes(at gpu.PCIAddress) ([]string, error) {
-	group := b.target(at, "iommu_group")
+func groupNodes(dir string) ([]string, error) {
+	group := target(dir, "iommu_group")
 	if group == "" {
 		return nil, errors.New("it has no IOMMU group")
 	}
@@ -53,11 +58,11 @@ func (b Bus) groupNodes(at gpu.PCIAddress) ([]string, error) {
 }
 
 // ownNodes returns the names of the nodes for iommufd, below /dev.
-func (b Bus) ownNodes(at gpu.PCIAddress) ([]string, error) {
-	found, err := filepath.Glob(b.function(at, "vfio-dev/vfio*"))
+func ownNodes(dir string) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(dir, "vfio-dev/vfio*"))
 	if err != nil || len(found) != 1 {
 		return nil, fmt.Errorf("%s has %d devices, want one: is it bound to %s, and does the kernel have VFIO devices "+
-			"(CONFIG_VFIO_DEVICE_CDEV)?", b.function(at, "vfio-dev"), len(found), Driver)
+			"(CONFIG_VFIO_DEVICE_CDEV)?", filepath.Join(dir, "vfio-dev"), len(found), Driver)
 	}
 	return []string{"vfio/devices/" + filepath.Base(found[0]), "iommu"}, nil
 }

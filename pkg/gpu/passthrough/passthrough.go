@@ -73,12 +73,15 @@ func (b Bus) driver(name, file string) string {
 }
 
 // target returns the last part of what the function's link points to; empty: it has no such link.
-func (b Bus) target(at gpu.PCIAddress, link string) string {
-	target, err := os.Readlink(b.function(at, link))
+func (b Bus) target(at gpu.PCIAddress, link string) string { return target(b.function(at, ""), link) }
+
+// target returns the last part of what the link in the directory points to; empty: there is none.
+func target(dir, link string) string {
+	to, err := os.Readlink(filepath.Join(dir, link))
 	if err != nil {
 		return ""
 	}
-	return filepath.Base(target)
+	return filepath.Base(to)
 }
 
 func exists(path string) bool {

@@ -31,7 +31,7 @@ func TestProfileOfANode(t *testing.T) {
 		{"the label decides", "t4-x2", "dgx-h100", "t4-x2"},
 		{"without a label, the flag", "", "dgx-h100", "dgx-h100"},
 		{"neither: what to do", "", "", "Label node n with gpu.nvidia.com/sim-profile=PROFILE, or give " +
-			"--simulate-profile; profiles: a30-x2, dgx-a100, dgx-h100"},
+			"--simulate-profile; profiles: a16-x4, a30-x2, dgx-a100, dgx-h100"},
 		{"a profile that is not there", "t5", "", "t5"},
 		{"a profile with a mistake names its file", "broken", "", filepath.Join(dir, "broken.yaml")},
 	} {

@@ -40,6 +40,7 @@ func TestUpAndDown(t *testing.T) {
 		want := map[string]string{
 			"gpu-dra-control-plane": "", "gpu-dra-worker": label + "dgx-h100", "gpu-dra-worker2": label + "l40s-x4",
 			"gpu-dra-worker3": label + "workstation", "gpu-dra-worker4": label + "mixed",
+			"gpu-dra-worker5": label + "a16-x4",
 		}
 		got := map[string]string{}
 		for _, node := range r.nodes(t) {

@@ -40,6 +40,10 @@
 {{- printf "vfio.%s" .Values.driverName }}
 {{- end }}
 
+{{- define "gpu-dra-driver.vgpuClass" -}}
+{{- printf "vgpu.%s" (trimPrefix "gpu." .Values.driverName) }}
+{{- end }}
+
 {{- define "gpu-dra-driver.monitorClass" -}}
 {{- printf "monitor.%s" .Values.driverName }}
 {{- end }}
