@@ -136,7 +136,7 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	look.AER = m.aer(look.Devices, look.Unlisted)
 	look.Answered = m.known.answered()
 	look.Persistent = m.known.persistent()
-	look.Unwatched = m.watch.unwatched(look.Devices, hungWaits*m.eventWait())
+	look.Unwatched = m.watch.unwatched(look.Devices, m.eventWait()+hungAfter)
 	return look, nil
 }
 

@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	// eventWait is the default of MachineConfig.EventWait.
-	eventWait = 250 * time.Millisecond
-	// hungWaits is how many times longer a call may take before it counts as hanging.
-	hungWaits = 20
+	// eventWait and vmEventWait are the defaults of MachineConfig.EventWait: a claim of a virtual machine waits for the
+	// end of the call, and each call costs some processor time.
+	eventWait, vmEventWait = 5 * time.Second, 250 * time.Millisecond
+	// hungAfter is how much longer a call may take before it counts as hanging.
+	hungAfter = 5 * time.Second
 	// registerTimeout is how long a GPU may take to register its events.
 	registerTimeout = 5 * time.Second
 	// reopenPeriod and maxReopenPeriod are the times between attempts to watch: the first, doubled up to the second.
@@ -55,7 +56,12 @@ type watch struct {
 }
 
 // eventWait is how long one call waits for events.
-func (c MachineConfig) eventWait() time.Duration { return cmp.Or(c.EventWait, eventWait) }
+func (c MachineConfig) eventWait() time.Duration {
+	if c.EventWait == 0 && c.ContainersOnly {
+		return eventWait
+	}
+	return cmp.Or(c.EventWait, vmEventWait)
+}
 
 // unwatched returns why events of GPUs are not watched. A call for events hangs after a timeout.
 func (w *watch) unwatched(devices []gpu.Device, timeout time.Duration) map[gpu.UUID]string {
@@ -138,7 +144,7 @@ func (m *Machine) leaveWatch() {
 	}
 	select {
 	case <-inside:
-	case <-time.After(hungWaits * m.eventWait()): // the call hangs
+	case <-time.After(m.eventWait() + hungAfter): // the call hangs
 	}
 }
 
