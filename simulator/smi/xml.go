@@ -144,7 +144,7 @@ func pendingMIG(g gpu) string {
 // Names of NVML's constants in the real program.
 var (
 	brands = map[hwprofile.Brand]string{1: "Quadro", 2: "Tesla", 3: "NVS", 4: "GRID", 5: "GeForce", 6: "Titan",
-		12: "Quadro RTX", 13: "NVIDIA RTX",
+		10: "NVIDIA RTX Virtual Workstation", 12: "Quadro RTX", 13: "NVIDIA RTX",
 		14: "NVIDIA", 15: "GeForce RTX", 16: "Titan RTX"}
 	architectures = map[hwprofile.Architecture]string{2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing",
 		7: "Ampere", 8: "Ada Lovelace",

@@ -171,7 +171,7 @@ func publishedDevices(t *testing.T, n *simulator.Node) (lines string, resources 
 		switch text(d, "type") {
 		case "mig":
 			name = "nvidia.com/mig-" + strings.ReplaceAll(text(d, "profile"), "+", ".")
-		case "monitor", "vfio":
+		case "monitor", "vfio", "vgpu":
 			continue
 		}
 		numa := text(d, "resource.kubernetes.io/numaNode")
