@@ -82,6 +82,7 @@ func (e *checker) virtualMachines() {
 			}
 			for _, v := range all.Existing {
 				vm.VGPUs = append(vm.VGPUs, "existing "+v.String())
+				vm.Refusal = cmp.Or(vm.Refusal, "it has vGPUs")
 			}
 		}
 		e.report.VirtualMachines = append(e.report.VirtualMachines, vm)
@@ -150,9 +151,8 @@ func (e *checker) entry(d gpu.Device) GPU {
 	}
 	if v := d.Guest; v != nil {
 		g.VGPULicense = v.License.String()
-		if v.License.State != gpu.Licensed {
-			e.found(vgpuUnlicensed.Found("%s (%s): %s", d.Name, d.Product.Name,
-				cmp.Or(string(v.License.State), "NVML does not tell the state of the licence")))
+		if v.License.State == gpu.Unlicensed {
+			e.found(vgpuUnlicensed.Found("%s (%s)", d.Name, d.Product.Name))
 		}
 	}
 	if !d.Product.MPSLimits() {

@@ -93,10 +93,7 @@ func (t *tx) release(results []allocation.Result) error {
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.Binds)
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesVGPU)
 	}
-	if err := change.RemoveVGPUs(t.ctx, t.Passthrough, plan); err != nil {
-		return err
-	}
-	notReturned, err := t.returnVFIO(plan)
+	notReturned, err := t.returnFromVMs(plan)
 	if err != nil {
 		return err
 	}
@@ -145,10 +142,7 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
-		if err := change.RemoveVGPUs(t.ctx, t.Passthrough, t.record.Plan); err != nil {
-			return err
-		}
-		notReturned, err := t.returnVFIO(t.record.Plan)
+		notReturned, err := t.returnFromVMs(t.record.Plan)
 		if err != nil {
 			return err
 		}
@@ -163,10 +157,10 @@ func (t *tx) releasePartitions(unknown error) error {
 	return fmt.Errorf("%w: %w", ErrNotRestored, unknown)
 }
 
-// returnVFIO takes the plan's GPUs from virtual machines. notReturned says of which GPU this cannot be done, and why.
-// Other errors end the attempt: gpu.ErrBusy, and that the call has ended.
-func (t *tx) returnVFIO(plan sharing.Plan) (notReturned, err error) {
-	err = change.ReturnVFIO(t.ctx, t.Passthrough, plan)
+// returnFromVMs takes the plan's GPUs and vGPUs from virtual machines. notReturned says of which this cannot be done,
+// and why. Other errors end the attempt: gpu.ErrBusy, and that the call has ended.
+func (t *tx) returnFromVMs(plan sharing.Plan) (notReturned, err error) {
+	err = errors.Join(change.RemoveVGPUs(t.ctx, t.Passthrough, plan), change.ReturnVFIO(t.ctx, t.Passthrough, plan))
 	if errors.Is(err, gpu.ErrBusy) || t.ctx.Err() != nil {
 		return nil, err
 	}

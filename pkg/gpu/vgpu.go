@@ -101,8 +101,9 @@ func PossibleVGPUName(parent string, t VGPUType, n int) string {
 // other vGPU has.
 func vgpuProfile(device string) string {
 	_, label, _ := strings.Cut(device, vgpuMark)
-	if !strings.Contains(label, "-") {
-		return device // a virtual function
+	const uuid = 36 // characters
+	if !strings.Contains(label, "-") || len(label) == uuid && strings.Count(label, "-") == 4 {
+		return device // a virtual function or a mediated device that exists
 	}
 	return strings.TrimSuffix(strings.TrimRight(label, "0123456789"), "-")
 }

@@ -80,8 +80,8 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},
 	{"sharedOnly", "whether only claims for shared GPUs (class `shared.gpu.nvidia.com`) get it",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Use.SharedOnly)} }},
-	{"vgpu", "whether it is a vGPU: the node is a virtual machine, and has a part of a GPU of its host; not of type " +
-		"`mig`",
+	{"vgpu", "whether the node is a virtual machine, and this a part of a GPU of its host; `false` of type " +
+		"`vgpu`, which are for virtual machines; not of type `mig`",
 		ofWhole(func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Guest != nil)} })},
 	{"vgpuLicense", "`licensed` or `unlicensed`; empty: unknown, or no vGPU; not of type `mig`",
 		ofWhole(func(d gpu.Device) value {

@@ -94,7 +94,7 @@ func TestDevicesOfVGPUs(t *testing.T) {
 			"gpu-3d-00-0:frame-buffer=16Gi,gpu=1 gpu-3d-00-0-vfio:frame-buffer=16Gi,gpu=1 " +
 				"a16-8q-0:frame-buffer=8Gi a16-8q-1:frame-buffer=8Gi a16-16q-0:frame-buffer=16Gi vgpu-type!"},
 		{"somebody else has made one", []string{"A16-8Q"}, func(*gpu.Device) {},
-			"mdev-0: a16-8q-0:frame-buffer=8Gi a16-16q-0:frame-buffer=16Gi vgpu-type!"},
+			"mdev-0: a16-8q-0:frame-buffer=8Gi a16-8q-1:frame-buffer=8Gi a16-16q-0:frame-buffer=16Gi vgpu-type!"},
 		{"a virtual function", []string{"A16-16Q"}, func(d *gpu.Device) {
 			d.VGPUs.Existing[0].MDev, d.VGPUs.Existing[0].Number, d.VGPUs.Types = "", 3, nil
 		}, "vf3:"},

@@ -24,8 +24,7 @@ func vgpus(d gpu.Device) []gpu.Device {
 		return nil
 	}
 	var all []gpu.Device
-	foreign := d.VGPUs.Foreign()
-	for _, v := range foreign {
+	for _, v := range d.VGPUs.Foreign() {
 		all = append(all, vgpu(d, gpu.VGPUName(d.Name, v), v))
 	}
 	if d.MIG.Enabled || d.Use.Partitions == gpu.PartitionsDynamic {
@@ -34,18 +33,13 @@ func vgpus(d gpu.Device) []gpu.Device {
 	types := slices.Clone(d.VGPUs.Types)
 	slices.SortStableFunc(types, func(a, b gpu.VGPUType) int { return cmp.Compare(a.Memory, b.Memory) })
 	for _, t := range types {
-		blocked, left := "", t.Max
+		blocked := ""
 		for _, v := range d.VGPUs.Existing {
 			if v.Type.Name != t.Name {
 				blocked = fmt.Sprintf("the GPU has vGPUs of type %s", v.Type.Name)
 			}
 		}
-		for _, v := range foreign {
-			if v.Type.Name == t.Name {
-				left--
-			}
-		}
-		for n := range left {
+		for n := range t.Max { // those of somebody else take frame buffer, and not names that claims may hold
 			one := vgpu(d, gpu.PossibleVGPUName(d.Name, t, n),
 				gpu.VGPU{Parent: d.UUID, Type: t, Function: d.PCI, Group: -1, Made: true})
 			one.Blocked = blocked

@@ -55,7 +55,7 @@ func changesMode(d gpu.Device) bool {
 
 // bindable reports whether a claim for a virtual machine may need the GPU bound to vfio-pci.
 func bindable(d gpu.Device) bool {
-	return !d.Lost && inventory.Passable(d) && len(d.VFIO.Functions) > 0 && !d.VFIO.Bound
+	return !d.Lost && inventory.Passable(d) && len(d.VFIO.Functions) > 0 && !d.VFIO.Bound && len(d.VGPUs.Foreign()) == 0
 }
 
 // block returns the GPUs with what prevents a change of their MIG mode for a claim, or keeps them from virtual

@@ -169,7 +169,10 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.asked = s.asked || e.err == nil || !known // a call that waits tries again each second
 	case gpuReturned:
 		before := s.stuck[e.gpu]
-		if delete(s.stuck, e.gpu); e.err != nil && !errors.Is(e.err, gpu.ErrBusy) {
+		switch {
+		case e.err == nil:
+			delete(s.stuck, e.gpu)
+		case !errors.Is(e.err, gpu.ErrBusy): // a call that is still waiting says nothing new
 			s.stuck[e.gpu] = e.err.Error()
 		}
 		s.asked = s.asked || e.err == nil || s.stuck[e.gpu] != before

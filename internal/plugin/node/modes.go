@@ -36,7 +36,7 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 			}
 			before.Use.Partitions = how
 		}
-		if r.holds(gpu.VFIOName(d.Name)) { // otherwise its device would not be published
+		if r.inVM(d.Name) { // otherwise its device would not be published
 			if !ok {
 				before.Use, ok = want, true
 			}

@@ -45,6 +45,13 @@ func (r records) holds(device string) bool {
 	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool { return a.Device == device })
 }
 
+// inVM reports whether a claim of a virtual machine has the GPU or a vGPU of it.
+func (r records) inVM(device string) bool {
+	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool {
+		return a.VFIO != nil && gpu.ParentName(a.Device) == device
+	})
+}
+
 // own reports whether the driver has created the partition at the placement, or is about to.
 func (r records) own(at gpu.Placement) bool {
 	return r.any(func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })

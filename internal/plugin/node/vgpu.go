@@ -19,7 +19,7 @@ func withOwnVGPUs(gpus []gpu.Device, r records) []gpu.Device {
 		all := *d.VGPUs
 		all.Existing = slices.Clone(all.Existing)
 		for j, v := range all.Existing {
-			all.Existing[j].Made = v.MDev != "" && r.any(func(a sharing.Assignment) bool {
+			all.Existing[j].Made = v.MDev != "" && slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool {
 				return a.MakesVGPU() && a.VFIO.VGPU.UUID == v.MDev
 			})
 		}
@@ -29,11 +29,17 @@ func withOwnVGPUs(gpus []gpu.Device, r records) []gpu.Device {
 }
 
 func (p observedPassthrough) CreateVGPU(ctx context.Context, at gpu.PCIAddress, name, uuid string) error {
-	defer p.node.send(discoverNow{})
-	return p.Passthrough.CreateVGPU(ctx, at, name, uuid)
+	return p.changed(p.Passthrough.CreateVGPU(ctx, at, name, uuid))
 }
 
 func (p observedPassthrough) RemoveVGPU(ctx context.Context, at gpu.PCIAddress, uuid string) error {
-	defer p.node.send(discoverNow{})
-	return p.Passthrough.RemoveVGPU(ctx, at, uuid)
+	return p.changed(p.Passthrough.RemoveVGPU(ctx, at, uuid))
+}
+
+// changed asks for a discovery unless err says that nothing has changed: a call that waits tries again each second.
+func (p observedPassthrough) changed(err error) error {
+	if err == nil {
+		p.node.send(discoverNow{})
+	}
+	return err
 }

@@ -29,7 +29,7 @@ func TestVGPUs(t *testing.T) {
 	l.is("nobody has one", whole+"; gpu-0 gpu-1")
 	blocked("nobody has one", "")
 	l.devices[0].VGPUs = &gpu.VGPUs{Types: types, Existing: []gpu.VGPU{{Parent: "GPU-0", Type: types[0], MDev: "u1"}}}
-	byHand := "gpu-1=GPU-1, gpu-0-vgpu-u1=gpu-0-vgpu-u1, " + eight + " blocked; gpu-1 gpu-0"
+	byHand := "gpu-1=GPU-1, gpu-0-vgpu-u1=gpu-0-vgpu-u1, " + four + ", " + eight + " blocked; gpu-1 gpu-0"
 	l.is("somebody has made one", byHand)
 	blocked("somebody has made one", "the GPU has vGPUs of type A16-4Q")
 	rec := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "vm", UID: "vm"},

@@ -193,7 +193,9 @@ func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 // withoutPassthrough returns the use of a GPU without virtual machines, unless they are its only use: such a GPU, and
 // vGPUs that somebody else has made, need no counters.
 func withoutPassthrough(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
-	if d.VFIO != nil && !d.VFIO.External() || d.VGPUs != nil && len(d.VGPUs.Foreign()) == 0 {
+	switch {
+	case len(d.VGPUs.Foreign()) > 0:
+	case d.VFIO != nil && !d.VFIO.External(), d.VGPUs != nil:
 		use.NoPassthrough = true
 	}
 	return use

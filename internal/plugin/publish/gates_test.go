@@ -412,7 +412,7 @@ func TestLimitOfPassthrough(t *testing.T) {
 		t.Errorf("a GPU that could have vGPUs: got %s", got)
 	}
 	byAdmin := &gpu.VGPUs{Existing: []gpu.VGPU{{MDev: "by-hand"}}}
-	if got := lacking.Limit(gpu.Device{VGPUs: byAdmin}, exclusive); got.NoPassthrough {
+	if got := lacking.Limit(gpu.Device{VGPUs: byAdmin, VFIO: &gpu.VFIO{}}, exclusive); got.NoPassthrough {
 		t.Errorf("a GPU with vGPUs that somebody else has made: got %s", got)
 	}
 }

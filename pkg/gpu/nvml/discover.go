@@ -34,12 +34,13 @@ const (
 // unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod
 // old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
-	if m.hotPlugged() {
+	hotPlugged := m.hotPlugged()
+	if hotPlugged {
 		m.leaveWatch() // takes as long as a wait for events
 	}
 	ctx, cancel := m.limit(caller)
 	defer cancel()
-	look, err := m.discover(ctx)
+	look, err := m.discover(ctx, hotPlugged)
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
 		m.leaveWatch() // takes as long as a wait for events
 		ctx, cancel = m.limit(caller)
@@ -64,10 +65,10 @@ func (m *Machine) awaitSession(ctx context.Context, change func() (bool, error))
 	return wait(ctx, &m.calls, driver, change)
 }
 
-// discover reads all GPUs in a session of the library on disk.
-func (m *Machine) discover(ctx context.Context) (gpu.Discovery, error) {
+// discover reads all GPUs in a session of the library on disk: in a new one if anew.
+func (m *Machine) discover(ctx context.Context, anew bool) (gpu.Discovery, error) { //nolint:revive // see Discover
 	change := func() (bool, error) { return true, m.refresh() }
-	if m.hotPlugged() {
+	if anew {
 		change = m.renew
 	}
 	if _, err := m.awaitSession(ctx, change); err != nil {

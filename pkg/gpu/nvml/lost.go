@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,28 +16,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 )
 
-// busGPU is a GPU of the PCI bus, and the kernel's driver that has it.
-type busGPU struct {
-	at     gpu.PCIAddress
-	driver string
-}
-
-// onBus returns the GPUs of the PCI bus; none if it cannot be read.
-func (m *Machine) onBus() (all []busGPU) {
-	gpus, _ := m.bus().GPUs()
-	for _, g := range gpus {
-		all = append(all, busGPU{g.PCI, g.Driver})
-	}
-	return all
-}
-
 // hotPlugged reports whether the kernel has other GPUs than when the session was opened. NVML may count only those of
 // its start.
 func (m *Machine) hotPlugged() bool {
-	now := m.onBus()
+	now := m.bus().Drivers()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.follows && m.current != nil && !slices.Equal(m.current.onBus, now)
+	return m.follows && m.current != nil && !maps.Equal(m.current.onBus, now)
 }
 
 // leavesBus is how long a GPU that is removed may be on the PCI bus after its driver has let go of it.

@@ -23,8 +23,8 @@ import (
 type MachineConfig struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
-	// ContainersOnly says that no GPU is offered to virtual machines. The PCI bus is then read only while vfio-pci has
-	// functions: a claim may hold one of them.
+	// ContainersOnly says that no GPU is offered to virtual machines. IOMMU groups are then read only while vfio-pci
+	// has functions: a claim may hold one of them.
 	ContainersOnly bool
 	// WriteSysfs writes a file of sysfs; nil: like a shell does.
 	WriteSysfs func(file, text string) error
@@ -87,8 +87,8 @@ type session struct {
 	known   *known         // of the Machine
 	lib     nvmllib.Interface
 	devices device.Interface
-	file    os.FileInfo // of the library on disk; nil: not followed
-	onBus   []busGPU    // when it was opened
+	file    os.FileInfo               // of the library on disk; nil: not followed
+	onBus   map[gpu.PCIAddress]string // the GPUs of the PCI bus and their drivers, when it was opened
 
 	users   int  // running calls; under Machine.mu
 	retired bool // the last user shuts it down
@@ -176,7 +176,7 @@ func (m *Machine) open() (*session, error) {
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
 		}
 	}
-	s.onBus = m.onBus()
+	s.onBus = m.bus().Drivers()
 	// A machine without GPUs is no error: they may be added, or come back.
 	if ret := s.lib.InitWithFlags(nvmllib.INIT_FLAG_NO_GPUS); ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("initialise NVML: %w", ret)

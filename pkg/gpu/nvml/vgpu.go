@@ -27,14 +27,14 @@ func (m *Machine) withVGPUs(devices []gpu.Device) []gpu.Device {
 // CreateVGPU makes a mediated device.
 func (m *Machine) CreateVGPU(ctx context.Context, at gpu.PCIAddress, name, uuid string) error {
 	return steps.Do(ctx, steps.CreateVGPU, func(ctx context.Context) error {
-		return m.bus().CreateVGPU(ctx, at, name, uuid)
+		return m.limited(ctx, func(ctx context.Context) error { return m.bus().CreateVGPU(ctx, at, name, uuid) })
 	})
 }
 
 // RemoveVGPU removes a mediated device.
 func (m *Machine) RemoveVGPU(ctx context.Context, at gpu.PCIAddress, uuid string) error {
 	return steps.Do(ctx, steps.RemoveVGPU, func(ctx context.Context) error {
-		return m.bus().RemoveVGPU(ctx, at, uuid)
+		return m.limited(ctx, func(ctx context.Context) error { return m.bus().RemoveVGPU(ctx, at, uuid) })
 	})
 }
 

@@ -60,6 +60,24 @@ func (b Bus) GPUs() ([]GPU, error) {
 	return gpus, nil
 }
 
+// Drivers returns the drivers of the NVIDIA GPUs of the bus, "" for none; nil: the bus cannot be read. It reads less
+// than GPUs.
+func (b Bus) Drivers() map[gpu.PCIAddress]string {
+	entries, err := os.ReadDir(filepath.Join(b.Sysfs, "bus/pci/devices"))
+	if err != nil {
+		return nil
+	}
+	all := map[gpu.PCIAddress]string{}
+	for _, e := range entries {
+		at, err := gpu.ParsePCIAddress(e.Name())
+		if err == nil && fmt.Sprintf("%04x", b.number(at, "vendor")) == vendorNVIDIA &&
+			b.number(at, "class")>>16 == classDisplay && !exists(b.function(at, "physfn")) {
+			all[at] = b.DriverOf(at)
+		}
+	}
+	return all
+}
+
 // hasOnCard reports whether the function is part of the GPU's card: a function of the same device, and no bridge.
 func (g GPU) hasOnCard(f Function) bool {
 	f.PCI.Function = g.PCI.Function
