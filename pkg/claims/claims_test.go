@@ -334,10 +334,7 @@ func TestScripts(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newFixture(t)
-			var result string
-			for verb := range strings.SplitSeq(row.script, "; ") {
-				result = w.do(verb)
-			}
+			result := w.run(row.script)
 			if result != row.result {
 				t.Errorf("\ngot  %s\nwant %s", result, row.result)
 			}

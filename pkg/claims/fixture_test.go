@@ -236,6 +236,15 @@ var uses = map[string]gpu.SharingMode{
 	"cgroup": {Isolation: gpu.IsolationCgroup},
 }
 
+// run runs the verbs of a script, "prepare a gpu-1; unprepare a", and returns the result of the last one.
+func (w *fixture) run(script string) (last string) {
+	w.t.Helper()
+	for verb := range strings.SplitSeq(script, "; ") {
+		last = w.do(verb)
+	}
+	return last
+}
+
 // do runs one verb and returns its result.
 func (w *fixture) do(verb string) string {
 	w.t.Helper()

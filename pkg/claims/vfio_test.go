@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -194,10 +193,7 @@ func TestVirtualMachines(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			w := newFixture(t)
-			got := ""
-			for verb := range strings.SplitSeq(row.script, "; ") {
-				got = w.do(verb)
-			}
+			got := w.run(row.script)
 			if got != row.result {
 				t.Errorf("got  %s\nwant %s", got, row.result)
 			}

@@ -66,10 +66,7 @@ func TestVGPUs(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			w := newFixture(t)
-			got := ""
-			for verb := range strings.SplitSeq(row.script, "; ") {
-				got = w.do(verb)
-			}
+			got := w.run(row.script)
 			if got != row.result {
 				t.Errorf("got  %s\nwant %s", got, row.result)
 			}

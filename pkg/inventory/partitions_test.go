@@ -286,11 +286,17 @@ func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 	}
 }
 
-func checkLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi.CounterSet) {
+// checkSize checks that the API takes as many attributes and capacities as the device has.
+func checkSize(t *testing.T, d resourceapi.Device) {
 	t.Helper()
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("%s has %d attributes and capacities", d.Name, n)
 	}
+}
+
+func checkLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi.CounterSet) {
+	t.Helper()
+	checkSize(t, d)
 	if len(d.ConsumesCounters) != 1 {
 		t.Errorf("%s consumes of %d sets of counters", d.Name, len(d.ConsumesCounters))
 	}

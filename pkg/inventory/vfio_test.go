@@ -116,10 +116,7 @@ func TestDevicesForVirtualMachines(t *testing.T) {
 					text += strings.TrimPrefix(taint.Key, inventory.TaintLost) + "!"
 				}
 				got = append(got, text)
-				const most = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice
-				if n := len(d.Attributes) + len(d.Capacity); n > most {
-					t.Errorf("%s has %d attributes and capacities", d.Name, n)
-				}
+				checkSize(t, d)
 			}
 		}
 		if got := strings.Join(got, " "); got != row.want {

@@ -127,10 +127,7 @@ func TestDevicesOfVGPUs(t *testing.T) {
 					text += " " + strings.TrimPrefix(taint.Key, "gpu.nvidia.com/") + "!"
 				}
 				got = append(got, text)
-				const most = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice
-				if n := len(d.Attributes) + len(d.Capacity); n > most {
-					t.Errorf("%s has %d attributes and capacities", d.Name, n)
-				}
+				checkSize(t, d)
 			}
 		}
 		if got := strings.Join(got, " "); got != row.want {
