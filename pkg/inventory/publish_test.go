@@ -35,9 +35,14 @@ func poolOf(devices []gpu.Device) resourceslice.Pool {
 	return inventory.New(devices).Pools(nodeName)[nodeName]
 }
 
-// What every built-in profile publishes, with the UUIDs numbered.
+// What every built-in profile publishes, with the UUIDs numbered, and what real machines have published whose recordings
+// ("dra-kubelet-plugin record") are in testdata/recorded.
 func TestPublished(t *testing.T) {
-	for _, profile := range simulator.Profiles() {
+	recordings, err := filepath.Glob("testdata/recorded/*.yaml")
+	if err != nil || len(recordings) == 0 {
+		t.Fatal(recordings, err)
+	}
+	for _, profile := range append(simulator.Profiles(), recordings...) {
 		t.Run(profile, func(t *testing.T) {
 			devices := simtest.Discover(t, profile)
 			pools := inventory.New(devices).Pools(nodeName)
@@ -53,6 +58,9 @@ func TestPublished(t *testing.T) {
 				got = strings.ReplaceAll(got, string(d.UUID), fmt.Sprintf("<uuid %d>", i))
 			}
 			file := filepath.Join("testdata", profile+".yaml")
+			if strings.Contains(profile, "/") {
+				file = strings.TrimSuffix(profile, ".yaml") + ".published"
+			}
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 					t.Fatal(err)

@@ -61,7 +61,7 @@ var products = []product{
 	{"NVIDIA H100 PCIe", "Nvidia", hopper, 14592, 5120, 1593, 1755, 2000, 1513. / 2, ""},
 	{"NVIDIA H100 80GB HBM3", "Nvidia", hopper, 16896, 5120, 2619, 1980, 3350, 1979. / 2, ""},
 	{"NVIDIA H100 NVL", "Nvidia", hopper, 16896, 6016, 2619, 1785, 3900, 1671. / 2, ""},
-	{"NVIDIA H200", "Nvidia", hopper, 16896, 6144, 3201, 1980, 4800, 1979. / 2, ""},
+	{"NVIDIA H200", "Nvidia", hopper, 16896, 6016, 3201, 1980, 4800, 1979. / 2, ""},
 	{"NVIDIA H20", "Nvidia", hopper, 9984, 6144, 2619, 1980, 4000, 148, "slowed for export"},
 	{"NVIDIA GH200 480GB", "Nvidia", hopper, 16896, 6144, 2619, 1980, 4000, 990, ""},
 	// of the HGX B200; the DGX B200's is 64000
