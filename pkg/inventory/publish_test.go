@@ -35,8 +35,8 @@ func poolOf(devices []gpu.Device) resourceslice.Pool {
 	return inventory.New(devices).Pools(nodeName)[nodeName]
 }
 
-// What every built-in profile publishes, with the UUIDs numbered, and what real machines have published whose recordings
-// ("dra-kubelet-plugin record") are in testdata/recorded.
+// What every built-in profile publishes, with the UUIDs numbered, and what real machines published, of which
+// testdata/recorded has recordings (dra-kubelet-plugin record).
 func TestPublished(t *testing.T) {
 	recordings, err := filepath.Glob("testdata/recorded/*.yaml")
 	if err != nil || len(recordings) == 0 {

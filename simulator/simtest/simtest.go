@@ -17,8 +17,8 @@ import (
 // Patience is the timeout of GPUs that answer, however slow the machine is.
 const Patience = time.Hour
 
-// Open returns the GPUs of a new machine, as the driver opens them. profile is the name of a built-in profile, or the path
-// of a file, with a slash. The test fails if it cannot.
+// Open returns the GPUs of a new machine, as the driver opens them. profile is the name of a built-in profile, or the
+// path of a file, with a slash. The test fails if it cannot.
 func Open(t testing.TB, profile string) *nvml.Machine {
 	t.Helper()
 	p, err := simulator.FindProfile(profile, "")
