@@ -167,6 +167,49 @@ func TestInAUserNamespace(t *testing.T) {
 	}
 }
 
+// TestReplacedDirectory: a running container of the pod replaces a directory of a volume while a hook covers it. What
+// the hook gets is never the volume's, where a link would lead it to files of the host.
+func TestReplacedDirectory(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	root := t.TempDir()
+	etc, other := filepath.Join(root, "volume/etc"), filepath.Join(root, "volume/other")
+	must(t, errors.Join(write(filepath.Join(etc, "of-the-volume"), ""),
+		write(filepath.Join(other, "of-the-volume"), ""), os.Symlink("volume/etc", filepath.Join(root, "etc"))))
+	stop := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, etc, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	inMountNamespace(t, func() error {
+		for range 300 { // one of the first few was enough
+			memory, remove, err := scratch(root, etcDir)
+			if err != nil {
+				continue // refused
+			}
+			if _, err := os.Stat(link(memory) + "/of-the-volume"); err == nil {
+				t.Error("the hook would write into the volume")
+			}
+			remove()
+			if t.Failed() {
+				break
+			}
+		}
+		return nil
+	})
+	close(stop)
+	<-stopped
+}
+
 // TestErrors: the last line says which hook, and why.
 func TestErrors(t *testing.T) {
 	if os.Getuid() != 0 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
@@ -19,21 +20,32 @@ const (
 	confDir   = "/etc/ld.so.conf.d" // may be a volume of its own
 )
 
+// minInodes is more than what anything here needs.
+const minInodes = 1 << 20
+
 // link returns a path of an open file. It also leads to files below a mount that covers them.
 func link(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// scratch covers a directory of the container with a file system in memory, and returns that. remove uncovers it.
+// scratch covers a directory of the container with a file system in memory, and returns that. remove uncovers it. The
+// directory may be in a volume, where a running container replaces it meanwhile: nothing is written into another one.
 func scratch(root, dir string) (memory *os.File, remove func(), err error) {
 	covered, err := pathrs.OpenInRoot(root, dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer covered.Close()
-	if err := unix.Mount("tmpfs", link(covered), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
+	inodes := minInodes + rand.Uint64N(1<<30) // a limit by which the file system is known
+	if err := unix.Mount("tmpfs", link(covered), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		fmt.Sprintf("mode=755,nr_inodes=%d", inodes)); err != nil {
 		return nil, nil, fmt.Errorf("mount a file system in memory at %s: %w", dir, err)
 	}
 	if memory, err = pathrs.OpenInRoot(root, dir); err != nil {
 		return nil, nil, err
+	}
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(memory.Fd()), &stat); err != nil || stat.Files != inodes {
+		return nil, nil, errors.Join(fmt.Errorf("%s was replaced while a file system was mounted there", dir), err,
+			memory.Close())
 	}
 	return memory, func() {
 		for unix.Unmount(link(memory), unix.MNT_DETACH) == nil { // first what is mounted on it, then itself
