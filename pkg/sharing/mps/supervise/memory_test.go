@@ -5,6 +5,7 @@ package supervise_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
 )
 
 // TestMemoryOfADaemon: a daemon that asks for it has file systems of its own, of limited size, which its process sees
@@ -84,6 +88,22 @@ func TestMemoryOfADaemon(t *testing.T) {
 	must(t, w.dir.Release("g0"))
 	must(t, w.dir.Release("g1"))
 	eventually(t, "both are gone", func() bool { return w.gone("g0") && w.gone("g1") })
+}
+
+// TestLinkInPlaceOfSharedMemory: a link that a user of the host has put there opens no other directory to all users.
+func TestLinkInPlaceOfSharedMemory(t *testing.T) {
+	other, link := t.TempDir(), filepath.Join(t.TempDir(), "gpu.nvidia.com")
+	must(t, os.Symlink(other, link))
+	before, err := os.Stat(other)
+	must(t, err)
+	err = supervise.Run(t.Context(), supervise.SupervisorConfig{Dir: mps.Dir(t.TempDir()), SharedMemory: link,
+		Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), link) {
+		t.Errorf("got error %v, want one about %s", err, link)
+	}
+	if after, err := os.Stat(other); err != nil || after.Mode() != before.Mode() {
+		t.Errorf("the directory behind the link has mode %v, error %v, want %v", after.Mode(), err, before.Mode())
+	}
 }
 
 // TestLinksOfClients: a link that a client makes leads the daemon, which is root, to no file of the host.

@@ -256,7 +256,8 @@ func (s *supervisor) clear(id string) {
 	}
 }
 
-// shareMemory creates the directory for shared memory with the mode of /dev/shm.
+// shareMemory creates the directory for shared memory with the mode of /dev/shm. It is below /dev/shm, where any user
+// of the host can have put a link to another directory.
 func (c SupervisorConfig) shareMemory() error {
 	if c.SharedMemory == "" {
 		return nil
@@ -264,7 +265,12 @@ func (c SupervisorConfig) shareMemory() error {
 	if err := os.MkdirAll(c.SharedMemory, 0o755); err != nil {
 		return err
 	}
-	return os.Chmod(c.SharedMemory, 0o777|os.ModeSticky)
+	dir, err := os.OpenFile(c.SharedMemory, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("shared memory of clients: %w: want a directory and no link; remove it", err)
+	}
+	defer dir.Close()
+	return dir.Chmod(0o777 | os.ModeSticky)
 }
 
 // removeDirs removes the directory if it is empty, with the one for shared memory, and its parent if that is empty
