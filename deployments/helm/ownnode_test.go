@@ -11,6 +11,8 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/ext"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -81,6 +83,41 @@ func TestOwnNodePolicyOfClaims(t *testing.T) {
 			requireAnswer(t, policy.answer(t, "n-1", row.before, row.after), row.want)
 		})
 	}
+}
+
+// The plugin of node n-1 writes events that name this node, about claims and about the node.
+func TestOwnNodePolicyOfEvents(t *testing.T) {
+	policy := policyOf(t, "gpu-dra-driver-own-node-events")
+	event := func(from, about, name, node string) any {
+		return asJSON(t, eventsv1.Event{ReportingController: from,
+			Regarding: corev1.ObjectReference{Kind: about, Name: name},
+			Related:   &corev1.ObjectReference{Kind: "Node", Name: node}})
+	}
+	for _, row := range []struct {
+		name          string
+		before, after any
+		want          string
+	}{
+		{"about the node", nil, event(gpuDriver, "Node", "n-1", "n-1"), ""},
+		{"about a claim", nil, event(gpuDriver, "ResourceClaim", "c", "n-1"), ""},
+		{"it happens again", event(gpuDriver, "ResourceClaim", "c", "n-1"),
+			event(gpuDriver, "ResourceClaim", "c", "n-1"), ""},
+		{"of another node", nil, event(gpuDriver, "ResourceClaim", "c", "n-2"), "may write only events of its own"},
+		{"of no node", nil, asJSON(t, eventsv1.Event{ReportingController: gpuDriver,
+			Regarding: corev1.ObjectReference{Kind: "ResourceClaim", Name: "c"}}), "may write only events of its own"},
+		{"of the kubelet", nil, event("kubelet", "ResourceClaim", "c", "n-1"), "may write only events of its own"},
+		{"another node's becomes its own", event(gpuDriver, "ResourceClaim", "c", "n-2"),
+			event(gpuDriver, "ResourceClaim", "c", "n-1"), "may write only events of its own"},
+		{"the kubelet's becomes its own", event("kubelet", "ResourceClaim", "c", "n-1"),
+			event(gpuDriver, "ResourceClaim", "c", "n-1"), "may write only events of its own"},
+		{"about another node", nil, event(gpuDriver, "Node", "n-2", "n-1"), "only events about claims and about that"},
+		{"about a pod", nil, event(gpuDriver, "Pod", "p", "n-1"), "only events about claims and about that node"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			requireAnswer(t, policy.answer(t, "n-1", row.before, row.after), row.want)
+		})
+	}
+	requireAnswer(t, policy.answer(t, "", nil, event(gpuDriver, "ResourceClaim", "c", "")), "bound to no node")
 }
 
 func requireAnswer(t *testing.T, got, want string) {
