@@ -5,8 +5,10 @@ package why
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,8 +17,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
-// FuzzExplain explains claims and pods that the API server has not validated, as fits does. Nothing panics, and there
-// is an answer.
+// FuzzExplain explains claims and pods that the API server has not validated, as fits does. Nothing panics, there is an
+// answer, and no text of theirs moves the cursor of a terminal or begins a line of its own.
 func FuzzExplain(f *testing.F) {
 	for seed := range uint64(12) {
 		f.Add(randomClaim(rand.New(rand.NewPCG(seed, 0))), "{}")
@@ -32,7 +34,13 @@ func FuzzExplain(f *testing.F) {
 			"'': 1e30}}}}]",
 		"constraints: [{}, {matchAttribute: x}]", ask("device.capacity['gpu.nvidia.com'].memory.compareTo() >= 0", ""),
 		ask("device.attributes['gpu.nvidia.com'].peakCompute >= 9223372036854775807", ""),
-		ask("device.attributes['a']['b'] > quantity('x')", ""), ask("[[1]].all(x, x.all(y, y > 0))", "")} {
+		ask("device.attributes['a']['b'] > quantity('x')", ""), ask("[[1]].all(x, x.all(y, y > 0))", ""),
+		// Nothing may look like the second line of the answer, or clear the screen.
+		ask(`device.attributes['gpu.nvidia.com'].productName == '\n\x1b[2J'`, ""),
+		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: " +
+			"\"1 +\\nsmallest change: \\x1b[2J\\x07\"}}]}}]",
+		"requests: [{name: \"a\\nsmallest change: \\x1b[2J\", exactly: {deviceClassName: \"b\\n\\x1b[2J\"}}]",
+	} {
 		f.Add(devices, "{}")
 	}
 	for _, spec := range []string{"{nodeSelector: {a: b}}", "{containers: [{resources: {limits: " +
@@ -60,6 +68,15 @@ func FuzzExplain(f *testing.F) {
 		for _, r := range Fit(ctx, s, Manifest{Pods: []*corev1.Pod{p}, Claims: []*resourceapi.ResourceClaim{c}}) {
 			if r.Outcome == "" || r.Cause == "" || text(t, r) == "" {
 				t.Errorf("got %+v, want an answer", r)
+			}
+			said := text(t, r)
+			if i := strings.IndexFunc(said, func(c rune) bool { return unicode.IsControl(c) && c != '\n' }); i >= 0 {
+				t.Errorf("%q has the control character %q", said, said[i])
+			}
+			for i, line := range strings.SplitN(said, "\n", 3) {
+				if i < 2 && strings.HasPrefix(line, "smallest change: ") && line != r.Advice() {
+					t.Errorf("%q is not advice, which is %q", line, r.Advice())
+				}
 			}
 		}
 	})

@@ -8,31 +8,52 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // Text writes the report for people. The first line is the cause, the second is the smallest change.
 func (r *Answer) Text(out io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintln(&b, r.Cause)
+	var b lines
+	b.add("%s", r.Cause)
 	if advice := r.Advice(); advice != "" {
-		fmt.Fprintln(&b, advice)
+		b.add("%s", advice)
 	}
 	for _, other := range r.Alternatives {
-		fmt.Fprintln(&b, "or: "+changesText(other))
+		b.add("or: %s", changesText(other))
 	}
 	if !r.Search.Complete && r.Search.NotTried != "" {
-		fmt.Fprintln(&b, "the search reached its limit and did not try: "+r.Search.NotTried)
+		b.add("the search reached its limit and did not try: %s", r.Search.NotTried)
 	}
 	r.places(&b)
 	r.losses(&b)
 	r.holders(&b)
 	for _, note := range r.Notes {
-		fmt.Fprintln(&b, "\nnote: "+note)
+		b.add("")
+		b.add("note: %s", note)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// lines is a text of lines. What an object says begins no line of its own.
+type lines struct{ strings.Builder }
+
+// add adds a line.
+func (l *lines) add(format string, args ...any) {
+	l.WriteString(Printable(fmt.Sprintf(format, args...)) + "\n")
+}
+
+// Printable returns the text on one line, without control characters, which could change the terminal: attributes of
+// devices, messages, manifests, and what pods answer can have any.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 // Advice returns the second line: the smallest change, or that none helps. It is empty if there is nothing to change.
@@ -99,11 +120,11 @@ func changesText(all []Change) string {
 	return strings.Join(texts, "; and ")
 }
 
-func (r *Answer) places(b *strings.Builder) {
+func (r *Answer) places(b *lines) {
 	const most = 20
 	for i, p := range r.Places {
 		if i == most {
-			fmt.Fprintf(b, "and %d more kinds of nodes\n", len(r.Places)-most)
+			b.add("and %d more kinds of nodes", len(r.Places)-most)
 			return
 		}
 		name := p.Nodes[0]
@@ -119,14 +140,14 @@ func (r *Answer) places(b *strings.Builder) {
 			devices = append(devices, text)
 		}
 		if len(devices) == 0 {
-			fmt.Fprintln(b, "  "+name)
+			b.add("  %s", name)
 			continue
 		}
-		fmt.Fprintf(b, "  %s: %s\n", name, strings.Join(devices, ", "))
+		b.add("  %s: %s", name, strings.Join(devices, ", "))
 	}
 }
 
-func (r *Answer) losses(b *strings.Builder) {
+func (r *Answer) losses(b *lines) {
 	if r.Outcome != Waits {
 		return
 	}
@@ -135,17 +156,19 @@ func (r *Answer) losses(b *strings.Builder) {
 		if q.Wanted == 0 {
 			wants = "wants all of a node"
 		}
-		fmt.Fprintf(b, "\nclaim %s, request %s %s; of %d %s:\n", q.Claim, q.Request, wants, q.Devices,
+		b.add("")
+		b.add("claim %s, request %s %s; of %d %s:", q.Claim, q.Request, wants, q.Devices,
 			plural(q.Devices, "device", "devices"))
 		for _, l := range q.Losses {
-			fmt.Fprintf(b, "  %6d  %s\n", l.Devices, lossText(l))
+			b.add("  %6d  %s", l.Devices, lossText(l))
 		}
-		fmt.Fprintf(b, "  %6d  left, at most %d on one node\n", q.Left, q.MostOnOneNode)
+		b.add("  %6d  left, at most %d on one node", q.Left, q.MostOnOneNode)
 	}
 	if len(r.Nodes.Excluded) > 0 {
-		fmt.Fprintf(b, "\nof %d %s, the pod excludes:\n", r.Nodes.Total, plural(r.Nodes.Total, "node", "nodes"))
+		b.add("")
+		b.add("of %d %s, the pod excludes:", r.Nodes.Total, plural(r.Nodes.Total, "node", "nodes"))
 		for _, e := range r.Nodes.Excluded {
-			fmt.Fprintf(b, "  %6d  by %s\n", e.Nodes, e.Reason)
+			b.add("  %6d  by %s", e.Nodes, e.Reason)
 		}
 	}
 }
@@ -185,11 +208,12 @@ func keptFor(taint string) string {
 	return team
 }
 
-func (r *Answer) holders(b *strings.Builder) {
+func (r *Answer) holders(b *lines) {
 	if r.Outcome != Waits || len(r.Holders) == 0 {
 		return
 	}
-	fmt.Fprintln(b, "\nheld by:")
+	b.add("")
+	b.add("held by:")
 	for _, h := range r.Holders {
 		since := ""
 		if h.Since != nil {
@@ -199,6 +223,6 @@ func (r *Answer) holders(b *strings.Builder) {
 		if len(h.Pods) > 0 {
 			users = " for " + strings.Join(h.Pods, ", ")
 		}
-		fmt.Fprintf(b, "  claim %s: %s on node %s%s%s\n", h.Claim, strings.Join(h.Devices, ", "), h.Node, since, users)
+		b.add("  claim %s: %s on node %s%s%s", h.Claim, strings.Join(h.Devices, ", "), h.Node, since, users)
 	}
 }

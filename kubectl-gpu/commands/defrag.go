@@ -164,9 +164,9 @@ func (p *plugin) printPlan(plan *why.Defragmentation, o output) error {
 			return err
 		}
 	}
-	fmt.Fprintln(p.Out, printable(planText(plan)))
+	fmt.Fprintln(p.Out, why.Printable(planText(plan)))
 	for _, note := range plan.Notes {
-		fmt.Fprintln(p.Out, "note:", printable(note))
+		fmt.Fprintln(p.Out, "note:", why.Printable(note))
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
@@ -111,7 +112,7 @@ func describeGPU(out io.Writer, g *GPU) error {
 		{"UUID", orNone(g.UUID)}, {"Model", orNone(g.Model)}, {"Compute capability", orNone(g.ComputeCapability)},
 		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)},
 		{"Sharing", sharingCell(g)}, {"Health", healthOf(g)}} {
-		fmt.Fprintf(w, "%s:\t%s\n", line[0], printable(line[1]))
+		fmt.Fprintf(w, "%s:\t%s\n", line[0], why.Printable(line[1]))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -198,7 +199,7 @@ func section[T any](out io.Writer, title string, all []T, line func(T) string) {
 	}
 	fmt.Fprintf(out, "%s:\n", title)
 	for _, one := range all {
-		fmt.Fprintf(out, "  %s\n", printable(line(one)))
+		fmt.Fprintf(out, "  %s\n", why.Printable(line(one)))
 	}
 }
 
@@ -231,7 +232,7 @@ func describeHolders(out io.Writer, g *GPU) error {
 			problem = "idle for " + age(h.IdleSince)
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
-			coresOf(h), joined(h.Pods), age(h.Since), printable(orNone(problem)))
+			coresOf(h), joined(h.Pods), age(h.Since), why.Printable(orNone(problem)))
 	}
 	return w.Flush()
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 // output are the flags for the format of the output.
@@ -99,7 +100,7 @@ func printList[T any](p *plugin, printer printers.ResourcePrinter, o output, kin
 		return printer.PrintObj(newList(kind, items), p.Out)
 	case o.format == names:
 		for _, item := range items {
-			fmt.Fprintln(p.Out, printable(name(item)))
+			fmt.Fprintln(p.Out, why.Printable(name(item)))
 		}
 		return nil
 	case len(items) == 0:
@@ -127,7 +128,7 @@ func (p *plugin) printTable(t table, o output) error {
 			if i > 0 {
 				fmt.Fprint(w, "\t")
 			}
-			fmt.Fprint(w, printable(cell))
+			fmt.Fprint(w, why.Printable(cell))
 		}
 		fmt.Fprintln(w)
 	}
@@ -140,17 +141,6 @@ func (p *plugin) printTable(t table, o output) error {
 	}
 	_, err := io.WriteString(p.Out, coloured(plain.String(), t, o))
 	return err
-}
-
-// printable returns the text on one line, without control characters, which could change the terminal: attributes of
-// devices, messages, and what pods answer can have any.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }
 
 // The codes of colours of a terminal.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 // Use is what a container has and uses of a GPU.
@@ -144,8 +145,9 @@ func uses(ctx context.Context, client kubernetes.Interface, plugins []corev1.Pod
 	for i := range plugins {
 		group.Go(func() error {
 			if of[i], failed[i] = usesOf(ctx, client, &plugins[i]); failed[i] != nil {
+				text := why.Printable(failed[i].Error()) // the pod may have written it
 				failed[i] = fmt.Errorf("node %s: metrics of the plugin %s/%s: %s", plugins[i].Spec.NodeName,
-					plugins[i].Namespace, plugins[i].Name, printable(failed[i].Error())) // the pod may have written it
+					plugins[i].Namespace, plugins[i].Name, text)
 			}
 			return nil
 		})
