@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -178,6 +178,15 @@ why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's a
 why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say, and write docs/why-judged.md; WHY_SCHEDULER=number of them (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) why
+
+# go test replays what is in testdata/fuzz, so the unit tests of CI do.
+fuzz: ## fuzz each target for FUZZ_TIME, by default 60s; FUZZ=pattern selects some, such as pkg/cdi; what fails stays in testdata/fuzz
+	@./hack/prerequisites.sh
+	@GO="$(GO)" ./hack/fuzz.sh "$(or $(FUZZ_TIME),60s)" "$(FUZZ)"
+
+vulncheck: ## compare the programs with Go's database of vulnerabilities; VULNDB=URL of a copy of it
+	@./hack/prerequisites.sh
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(if $(VULNDB),-db "$(VULNDB)") ./cmd/... ./kubectl-gpu
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

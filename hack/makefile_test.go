@@ -43,6 +43,23 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
+// TestFuzz: make fuzz finds the targets by itself, and runs all that match.
+func TestFuzz(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"pkg/sharing Fuzz": "test -run ^$ -fuzz ^FuzzClaim$ -fuzztime 5s -fuzzminimizetime 1s ./pkg/sharing\n" +
+			"test -run ^$ -fuzz ^FuzzDecode$ -fuzztime 5s -fuzzminimizetime 1s ./pkg/sharing\n",
+		"FuzzNothing": "no fuzz target matches FuzzNothing\n",
+	} {
+		cmd := exec.Command("./fuzz.sh", "5s", pattern)
+		cmd.Env = append(os.Environ(), "GO=echo")
+		out, err := cmd.CombinedOutput()
+		got := regexp.MustCompile(`(?m)^== .*\n`).ReplaceAllString(string(out), "")
+		if got != want || (err == nil) != strings.HasPrefix(want, "test") {
+			t.Errorf("%s: got error %v and\n%s\nwant\n%s", pattern, err, got, want)
+		}
+	}
+}
+
 // TestLint: golangci-lint is part of the tests that CI runs, and not of those that run all the time.
 func TestLint(t *testing.T) {
 	for target, want := range map[string]bool{"lint": true, "test": true, "test-unit": false} {
