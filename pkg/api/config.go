@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -218,6 +219,17 @@ func checkEnvironment(env map[string]string, path *field.Path) field.ErrorList {
 		if strings.ContainsRune(env[name], 0) {
 			errs = append(errs, field.Invalid(at, env[name], "must not contain a NUL character"))
 		}
+		if i := strings.IndexFunc(env[name], isNoYAML); i >= 0 {
+			r, _ := utf8.DecodeRuneInString(env[name][i:])
+			errs = append(errs, field.Invalid(at, env[name], fmt.Sprintf("must not contain the character %U: "+
+				"container runtimes cannot read it", r)))
+		}
 	}
 	return errs
+}
+
+// isNoYAML reports whether a character of a text in JSON makes it invalid YAML or means another text there. Container
+// runtimes read CDI specs as YAML.
+func isNoYAML(r rune) bool {
+	return r >= 0x7f && r <= 0x9f || r == 0xfeff || r == 0xfffe || r == 0xffff
 }

@@ -82,6 +82,9 @@ func TestDecodeRefuses(t *testing.T) {
 			`p.gpus: Forbidden: unknown field; the known fields here are apiVersion, kind, environment, sharing`}},
 		{"a field in the wrong case", `{` + head + `,"Environment":{}}`,
 			[]string{`p.Environment: Forbidden: unknown field; did you mean environment?`}},
+		{"a variable that no runtime can read", `{` + head + `,"environment":{"A":"\u007f","B":"\u001b"}}`,
+			[]string{`p.environment[A]: Invalid value: "\x7f": must not contain the character U+007F: ` +
+				`container runtimes cannot read it`}},
 		{"a field twice", `{` + head + `,"environment":{},"environment":{}}`,
 			[]string{`p.environment: Forbidden: duplicate field`}},
 		{"a list in place of an object", `{` + head + `,"environment":["A=1"]}`,

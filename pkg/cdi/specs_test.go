@@ -110,6 +110,26 @@ func injected(spec *oci.Spec) string {
 		len(spec.Hooks.CreateContainer), spec.Process.User.AdditionalGids)
 }
 
+// TestPlantedLink: a link in place of a spec is replaced, and what it leads to stays as it is.
+func TestPlantedLink(t *testing.T) {
+	s, dir := newSpecs(t)
+	host := filepath.Join(t.TempDir(), "file")
+	const claim = "k8s.gpu.nvidia.com-claim_u1.json"
+	for _, err := range []error{os.WriteFile(host, []byte("of the host"), 0o600), os.Mkdir(dir, 0o755),
+		os.Symlink(host, filepath.Join(dir, claim))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, s)
+	if info, err := os.Lstat(filepath.Join(dir, claim)); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("got mode %v, error %v, want a file", info.Mode(), err)
+	}
+	if got, err := os.ReadFile(host); err != nil || string(got) != "of the host" {
+		t.Errorf("the file of the host has become %q, error %v", got, err)
+	}
+}
+
 func TestClaimSpecFile(t *testing.T) {
 	s, dir := newSpecs(t)
 	write(t, s)
