@@ -90,6 +90,11 @@ func decode(data []byte, uid types.UID, file string) (PreparedClaim, error) {
 		return PreparedClaim{}, unreadable(file, fmt.Errorf("%d grants for %d assignments", len(d.Grants),
 			len(d.Plan.Assignments)))
 	}
+	for _, device := range gpusOf(d.Plan.Devices()) {
+		if !isDevice(device) {
+			return PreparedClaim{}, unreadable(file, fmt.Errorf("%q is no name of a device", device))
+		}
+	}
 	for i, g := range d.Grants {
 		d.Plan.Assignments[i].CDI = g.CDI
 	}

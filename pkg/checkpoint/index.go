@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // abandonedAfter is the age at which a temporary file is abandoned. One from as far in the future was written when the
@@ -45,20 +47,26 @@ func (r *Records) index() error {
 }
 
 // markUnreadable makes an unreadable record block the devices that one of its marks names, or all devices if it has no
-// mark.
+// mark that can be read.
 func (r *Records) markUnreadable(uid types.UID) error {
-	marks, err := filepath.Glob(filepath.Join(r.devicesDir(), "*", string(uid)))
+	dirs, err := os.ReadDir(r.devicesDir())
 	if err != nil {
 		return err
 	}
-	for _, mark := range marks {
-		content, err := os.ReadFile(mark)
-		if err == nil && len(content) > 0 {
-			return r.markAll(strings.Fields(string(content)), uid)
+	for _, dir := range dirs {
+		content, err := os.ReadFile(filepath.Join(r.devicesDir(), dir.Name(), string(uid)))
+		devices := strings.Fields(string(content))
+		if err == nil && len(devices) > 0 && !slices.ContainsFunc(devices, func(d string) bool {
+			return d != anyDevice && !isDevice(d)
+		}) {
+			return r.markAll(devices, uid)
 		}
 	}
 	return r.markAll([]string{anyDevice}, uid)
 }
+
+// isDevice reports whether the text can be the name of a device, which is also that of a directory.
+func isDevice(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
 // marks returns the claims with a mark for the device, sorted.
 func (r *Records) marks(device string) ([]types.UID, error) {

@@ -173,7 +173,7 @@ func (r *Records) devicesDir() string { return filepath.Join(r.dir, "devices") }
 
 // file returns the path of the claim's record. It refuses UIDs that would leave the directory.
 func (r *Records) file(uid types.UID) (string, error) {
-	if uid == "" || strings.HasPrefix(string(uid), ".") || strings.ContainsAny(string(uid), "/\x00") {
+	if isHidden(string(uid)) || strings.ContainsAny(string(uid), "/\x00") {
 		return "", fmt.Errorf("claim UID %q: not a UID", uid)
 	}
 	return filepath.Join(r.claimsDir(), string(uid)+recordSuffix), nil
@@ -190,6 +190,9 @@ func gpusOf(devices []string) []string {
 	return slices.Compact(names)
 }
 
+// isHidden reports whether the name is no UID but that of a file which a tool has left: an editor, for example.
+func isHidden(name string) bool { return name == "" || strings.HasPrefix(name, ".") }
+
 // uids returns the claims that have a record, sorted.
 func (r *Records) uids() ([]types.UID, error) {
 	entries, err := os.ReadDir(r.claimsDir())
@@ -198,7 +201,7 @@ func (r *Records) uids() ([]types.UID, error) {
 	}
 	var uids []types.UID
 	for _, e := range entries {
-		if uid, ok := strings.CutSuffix(e.Name(), recordSuffix); ok {
+		if uid, ok := strings.CutSuffix(e.Name(), recordSuffix); ok && !isHidden(uid) {
 			uids = append(uids, types.UID(uid))
 		}
 	}

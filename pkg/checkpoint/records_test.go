@@ -79,6 +79,17 @@ func TestPutAndGet(t *testing.T) {
 	}
 }
 
+// TestPrivate: the driver follows links of nobody in its directories, because only its own user can enter them.
+func TestPrivate(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	put(t, open(t, dir), record("u1", Prepared, "gpu-1"))
+	for _, path := range []string{"", "claims", "devices", "devices/gpu-1", "tmp"} {
+		if info, err := os.Stat(filepath.Join(dir, path)); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: got mode %v, error %v, want 0700", path, info.Mode().Perm(), err)
+		}
+	}
+}
+
 // Records of format 1 must load for ever, and what format 1 can hold is still written in it.
 func TestGoldenRecord(t *testing.T) {
 	const uid, file = "11111111-2222-3333-4444-555555555555", "testdata/v1/11111111-2222-3333-4444-555555555555.json"
