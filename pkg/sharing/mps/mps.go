@@ -110,7 +110,7 @@ func (d Dir) Request(daemon Daemon) error {
 	file := filepath.Join(string(d), daemon.ID, RequestedFile)
 	var present Daemon
 	before, err := os.ReadFile(file)
-	if err == nil && json.Unmarshal(before, &present) == nil {
+	if err == nil && json.Unmarshal(before, &present) == nil && present.ID == daemon.ID {
 		daemon.Nonce, daemon.SharedMemory = present.Nonce, present.SharedMemory
 	} else {
 		daemon.Nonce = rand.Text()

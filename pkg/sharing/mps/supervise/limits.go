@@ -121,8 +121,8 @@ func checkLimits(limits mps.Daemon, answers []string) (servers []string, err err
 		}
 	}
 	return slices.DeleteFunc(answers, func(word string) bool {
-		_, err := strconv.Atoi(word)
-		return err != nil
+		pid, err := strconv.ParseUint(word, 10, 31)
+		return err != nil || pid == 0
 	}), nil
 }
 

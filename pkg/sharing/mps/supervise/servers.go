@@ -29,7 +29,7 @@ func newServers() *servers { return &servers{failed: make(chan struct{}, 1)} }
 // most three digits.
 var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d{1,3})\b`) // the PID is in the log only
 
-// maxLine is the maximum length of a line that is searched.
+// maxLine is how much of a line is searched, in bytes.
 const maxLine = 4 << 10
 
 // Write never fails.
@@ -37,9 +37,7 @@ func (s *servers) Write(b []byte) (int, error) {
 	written := len(b)
 	for {
 		line, rest, found := bytes.Cut(b, []byte("\n"))
-		if len(s.line)+len(line) <= maxLine {
-			s.line = append(s.line, line...)
-		}
+		s.line = append(s.line, line[:min(len(line), maxLine-len(s.line))]...)
 		if !found {
 			return written, nil
 		}
