@@ -3,6 +3,11 @@
 package nodeconfig
 
 import (
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -459,17 +464,53 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
+// FuzzParse reads files of any content. Each mistake has its line, what is accepted is within the limits of its
+// isolation, and the same text means the same.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(ownHead + "gpus: [{select: {index: 0}, sharing: {replicated: 2}}]"))
 	f.Add([]byte(ownHead + "gpus: [{health: [{xids: [48], conditions: [GPULost], recovery: QuietTime, quietTime: 1h}]" +
 		"}]"))
+	f.Add([]byte(ownHead + "gpus: [{isolation: hook, hook: {library: /opt/libhook.so}}]"))
 	f.Add([]byte("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}"))
+	f.Add([]byte("version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, " +
+		"resources: [{name: gpu, replicas: 1024}]}}"))
+	f.Add([]byte("a: &a {b: *a}"))
+	f.Add([]byte("gpus: &a [*a]\napiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig"))
+	f.Add([]byte("version: v1\nimex: {channelIDs: [0], required: }"))
+	line := regexp.MustCompile(`^line (\d+): `)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := Parse(text)
-		if err == nil {
-			c.For(node[0])
-			c.Health(node[0])
-			c.Unmatched(node)
+		if err != nil {
+			for problem := range strings.SplitSeq(err.Error(), "\nline ") {
+				m := line.FindStringSubmatch("line " + strings.TrimPrefix(problem, "line "))
+				if m == nil {
+					t.Fatalf("%q has no line", problem)
+				}
+				if n, err := strconv.Atoi(m[1]); err != nil || n < 1 || n > len(text)+1 {
+					t.Errorf("line %s of %d bytes: %s", m[1], len(text), problem)
+				}
+			}
+			return
+		}
+		again, err := Parse(text)
+		if err != nil {
+			t.Fatalf("accepted once, and then: %v", err)
+		}
+		for _, d := range node {
+			use := c.For(d)
+			if use.Replicas < 0 || use.Replicas > maxReplicas[use.Isolation] {
+				t.Errorf("%d replicas with isolation %s", use.Replicas, use.Isolation)
+			}
+			if (use.Isolation == gpu.IsolationHook) != path.IsAbs(use.Hook.Path) ||
+				use.Hook.Path != "" && path.Clean(use.Hook.Path) != use.Hook.Path {
+				t.Errorf("isolation %s has the library %q", use.Isolation, use.Hook.Path)
+			}
+			if use != again.For(d) || !reflect.DeepEqual(c.Health(d), again.Health(d)) {
+				t.Errorf("%s: got %v, and then %v", d.Name, use, again.For(d))
+			}
+		}
+		if !slices.Equal(c.Unmatched(node), again.Unmatched(node)) || !slices.Equal(c.Warnings, again.Warnings) {
+			t.Error("the same text has other warnings")
 		}
 	})
 }

@@ -5,6 +5,8 @@ package sharing_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"reflect"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -72,7 +74,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzClaim plans claims of any content, allocated in any way: nothing panics.
+// FuzzClaim plans claims of any content, allocated in any way. A plan is for exactly the devices of the claim, and
+// these are of the node; it is the same each time, and the same after it was stored.
 func FuzzClaim(f *testing.F) {
 	const head = `{"status": {"allocation": {"devices": {"results": [{"request": "a", "driver": "gpu.nvidia.com", "pool": "node", "device": `
 	for _, seed := range []string{`{}`, head + `"gpu-3b-00-0"}]}}}}`, head + `"gpu-3b-00-0"}, {"driver": "gpu.nvidia.com"}]}}}}`,
@@ -97,7 +100,30 @@ func FuzzClaim(f *testing.F) {
 			return
 		}
 		for i := range inv {
-			_, _ = sharing.NewPlan(results, inv[i:i+1], nil)
+			plan, err := sharing.NewPlan(results, inv[i:i+1], nil)
+			again, errAgain := sharing.NewPlan(results, inv[i:i+1], nil)
+			if fmt.Sprint(err) != fmt.Sprint(errAgain) || !reflect.DeepEqual(plan, again) {
+				t.Errorf("got %+v, %v and then %+v, %v", plan, err, again, errAgain)
+			}
+			if err != nil {
+				continue
+			}
+			if !plan.Fulfils(results) {
+				t.Errorf("got %+v for %+v", plan, results)
+			}
+			for _, a := range plan.Assignments {
+				if a.Device != inv[i].Name && !(a.IsMonitor() && a.AdminAccess) {
+					t.Errorf("got %+v, a device that is not on the node", a)
+				}
+			}
+			stored, err := json.Marshal(plan)
+			var read sharing.Plan
+			if err = errors.Join(err, json.Unmarshal(stored, &read)); err != nil {
+				t.Fatal(err)
+			}
+			if restored, err := json.Marshal(read); err != nil || string(restored) != string(stored) {
+				t.Errorf("stored as %s, and then as %s, error %v", stored, restored, err)
+			}
 		}
 	})
 }
