@@ -66,22 +66,46 @@ func TestWhereAChangeGoes(t *testing.T) {
 			t.Errorf("row %q: got %d cells, want 3", cells, len(cells))
 			continue
 		}
-		for i, cell := range cells[1:] {
-			found := quoted.FindAllStringSubmatch(cell, -1)
-			if len(found) == 0 {
-				t.Errorf("row %q: column %d names no file", cells[0], i+2)
+		for _, cell := range cells[1:] {
+			wantFiles(t, cells[0], cell)
+		}
+	}
+}
+
+// TestThreatModel: each line of docs/security.md has a test that exists.
+func TestThreatModel(t *testing.T) {
+	n := 0
+	for _, heading := range []string{"## A user of a namespace", "## A program in a container with a GPU",
+		"## Whoever has a token of the driver", "## A user or program of a node", "## An administrator's mistake"} {
+		for _, cells := range tableRows(t, "../docs/security.md", heading) {
+			if n++; len(cells) != 3 || !strings.Contains(cells[2], "_test.go` `") {
+				t.Errorf("row %q: want an attack, what stops it and a test", cells)
+				continue
 			}
-			last := ""
-			for _, match := range found {
-				if testName.MatchString(match[1]) {
-					wantTest(t, last, match[1])
-					continue
-				}
-				last = match[1]
-				if _, err := os.Stat(filepath.Join("..", last)); err != nil {
-					t.Errorf("row %q: %s does not exist", cells[0], last)
-				}
-			}
+			wantFiles(t, cells[0], cells[2])
+		}
+	}
+	if n < 20 {
+		t.Errorf("got %d rows, want at least 20", n)
+	}
+}
+
+// wantFiles checks that the cell names files, that they exist, and that each has the tests behind its name.
+func wantFiles(t *testing.T, row, cell string) {
+	t.Helper()
+	found := quoted.FindAllStringSubmatch(cell, -1)
+	if len(found) == 0 {
+		t.Errorf("row %q: %q names no file", row, cell)
+	}
+	last := ""
+	for _, match := range found {
+		if testName.MatchString(match[1]) {
+			wantTest(t, last, match[1])
+			continue
+		}
+		last = match[1]
+		if _, err := os.Stat(filepath.Join("..", last)); err != nil {
+			t.Errorf("row %q: %s does not exist", row, last)
 		}
 	}
 }

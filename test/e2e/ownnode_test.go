@@ -55,7 +55,7 @@ func (s *suite) testOwnNode(t *testing.T) {
 			}
 		}
 	})
-	t.Run("and no other", func(t *testing.T) { s.ungranted(t, node, own) })
+	t.Run("and no other", func(t *testing.T) { s.testUngranted(t, node, own) })
 }
 
 // triedWithStolenTokens are the plugin's rights to write: what the tests below try with another node's token.
@@ -207,8 +207,8 @@ func (s *suite) ownEvents(t *testing.T, node string, own, other, nowhere *kube.C
 		`{"metadata":{"labels":{"a":"b"}},"related":{"kind":"Node","name":"`+node+`"}}`), ofItsOwn)
 }
 
-// ungranted tries to change objects that are not the plugin's, with its own token.
-func (s *suite) ungranted(t *testing.T, node string, own *kube.Cluster) {
+// testUngranted tries to change objects that are not the plugin's, with its own token.
+func (s *suite) testUngranted(t *testing.T, node string, own *kube.Cluster) {
 	ns := s.namespace(t, "ungranted")
 	named := metav1.ObjectMeta{Name: "e2e-ungranted", Namespace: ns}
 	global := metav1.ObjectMeta{Name: "e2e-ungranted"}
