@@ -18,6 +18,8 @@ import (
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // allHooks are the hooks of a GPU. The first two links are in one directory, which is not that of the libraries.
@@ -173,7 +175,7 @@ func TestReplacedDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting needs root")
 	}
-	root := t.TempDir()
+	root := tmpfs.Dir(t)
 	etc, other := filepath.Join(root, "volume/etc"), filepath.Join(root, "volume/other")
 	must(t, errors.Join(write(filepath.Join(etc, "of-the-volume"), ""),
 		write(filepath.Join(other, "of-the-volume"), ""), os.Symlink("volume/etc", filepath.Join(root, "etc"))))
