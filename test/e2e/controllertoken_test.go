@@ -5,8 +5,12 @@
 package e2e
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,6 +49,13 @@ func (s *suite) testControllerToken(t *testing.T) {
 		t.Errorf("write the status of pod %s: got error %v, want a refusal", pod.Name, err)
 	}
 	s.testEvictionsByToken(t, as, ns, node)
+	s.testOtherNames(t, as, controller.Namespace)
+	for _, right := range s.granted(t, controller.Namespace, controller.Spec.ServiceAccountName) {
+		verb, _, _ := strings.Cut(right, " ")
+		if !slices.Contains([]string{"get", "list", "watch"}, verb) && limitOfController[right] == "" {
+			t.Errorf("%s: nothing here says what limits it", right)
+		}
+	}
 	only := "only the templates of converted pods"
 	lacks, err := s.Lacks(t.Context(), "Kubernetes 1.36")
 	s.must(t, err)
@@ -91,4 +102,54 @@ func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, 
 	}
 	s.must(t, patch(`{"conditions":[{"type":"DisruptionTarget","status":"True"}]}`))
 	s.must(t, as.Delete(t.Context(), pod, client.DryRunAll))
+}
+
+// limitOfController says what limits each of the controller's rights to write, for docs/security.md.
+var limitOfController = map[string]string{
+	"create resource.k8s.io/resourceclaimtemplates": "a policy, tried here",
+	"delete resource.k8s.io/resourceclaimtemplates": "a policy, tried here",
+	"delete pods":                                           "a policy, tried here",
+	"patch pods/status":                                     "a policy, tried here",
+	"create pods/eviction":                                  "a policy: testIdlePod; with preemption nothing",
+	"create secrets":                                        "a policy, tried here",
+	"update secrets":                                        "its names, tried here",
+	"patch resource.k8s.io/deviceclasses":                   "its names, tried here",
+	"update coordination.k8s.io/leases":                     "its names, tried here",
+	"delete coordination.k8s.io/leases":                     "its names, tried here",
+	"create coordination.k8s.io/leases":                     "its namespace",
+	"patch events":                                          "its namespace",
+	"create events":                                         "nothing",
+	"update resource.nvidia.com/gpuquotas/status":           "nothing",
+	"create resource.k8s.io/devicetaintrules":               "nothing; only with preemption",
+	"deletecollection resource.k8s.io/devicetaintrules":     "nothing; only with preemption",
+	"patch " + webhooks + "validatingwebhookconfigurations": "its names, tried here",
+	"patch " + webhooks + "mutatingwebhookconfigurations":   "its names, tried here",
+}
+
+const webhooks = "admissionregistration.k8s.io/"
+
+// testOtherNames: rights with names are for no other object.
+func (s *suite) testOtherNames(t *testing.T, as *kube.Cluster, namespace string) {
+	t.Helper()
+	other := metav1.ObjectMeta{Name: "e2e-other", Namespace: namespace}
+	global := metav1.ObjectMeta{Name: "e2e-other"}
+	for _, o := range []client.Object{&corev1.Secret{ObjectMeta: other}, &coordinationv1.Lease{ObjectMeta: other},
+		&resourceapi.DeviceClass{ObjectMeta: global}, &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: global},
+		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: global}} {
+		change := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))
+		o.SetResourceVersion("1")
+		for verb, err := range map[string]error{
+			"update": as.Update(t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll),
+			"patch":  as.Patch(t.Context(), o.DeepCopyObject().(client.Object), change, client.DryRunAll),
+			"delete": as.Delete(t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll),
+		} {
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("%s %T: got error %v, want a refusal", verb, o, err)
+			}
+		}
+	}
+	if err := as.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: other.Name},
+		&corev1.Secret{}); !apierrors.IsForbidden(err) {
+		t.Errorf("read another secret: got error %v, want a refusal", err)
+	}
 }
