@@ -57,7 +57,7 @@ func FuzzRecords(f *testing.F) {
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if mark != "" && name != "" {
+		if mark != "" && !isHidden(name) {
 			marked := filepath.Join(dir, "devices", "gpu-marked")
 			if err := errors.Join(os.MkdirAll(marked, 0o700), os.WriteFile(filepath.Join(marked, name), []byte(mark),
 				0o600)); err != nil {
