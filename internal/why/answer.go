@@ -49,6 +49,8 @@ type Answer struct {
 	Nodes Nodes `json:"nodes"`
 	// Holders are the claims that hold devices which a request would otherwise get. At most maxHolders are listed.
 	Holders []Holder `json:"holders,omitempty"`
+	// Binding are the allocated devices for which the scheduler waits before it binds the pod.
+	Binding []Binding `json:"binding,omitempty"`
 	// Places are where it would be scheduled now, if the outcome is Fits.
 	Places []Place `json:"places,omitempty"`
 	Search Search  `json:"search"`

@@ -56,7 +56,8 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Advice returns the second line: the smallest change, or that none helps. It is empty if there is nothing to change.
+// Advice returns the second line: the smallest change, that none helps, or what the scheduler does next. It is empty if
+// there is nothing to change.
 func (r *Answer) Advice() string {
 	switch {
 	case len(r.Change) > 0 && r.unless != "":
@@ -65,6 +66,8 @@ func (r *Answer) Advice() string {
 		return r.changeLine()
 	case len(r.Requests) > 0 && r.Outcome == Waits:
 		return r.noChange()
+	case len(r.Binding) > 0:
+		return bindingAdvice(r.Binding[0])
 	}
 	return ""
 }

@@ -73,6 +73,10 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer,
 	r := newAnswer("ResourceClaim", &claim.ObjectMeta)
 	switch {
 	case claim.Status.Allocation != nil:
+		if devices := c.bindings(claim); len(devices) > 0 {
+			r.waitsFor(devices, "claim "+claim.Name, "it")
+			return r, nil
+		}
 		r.Outcome, r.Cause = Placed, "claim "+claim.Name+" has its devices: "+strings.Join(devicesOf(claim), ", ")
 		return r, nil
 	case claim.DeletionTimestamp != nil:
@@ -174,7 +178,13 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 		r.Outcome, r.Cause = Waits, subject+" waits: "+err.Error()
 		return r
 	}
-	explain(ctx, c, w, r, subject)
+	devices, reserved := c.podBindings(w)
+	if !reserved {
+		explain(ctx, c, w, r, subject)
+	}
+	if reserved || len(devices) > 0 && r.Outcome == Fits {
+		r.waitsFor(devices, subject, "claim "+devices[0].Claim)
+	}
 	if unused := c.unused(pod); len(unused) > 0 && r.Outcome != Undecided {
 		r.Cause += "; besides, " + strings.Join(unused, "; ")
 	}

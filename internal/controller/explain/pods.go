@@ -192,7 +192,7 @@ func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s 
 			return err // the answer may be wrong
 		}
 		u.pods[name] = of
-		if r.Outcome == why.Waits {
+		if r.Outcome == why.Waits && len(r.Binding) == 0 { // the scheduler tells about binding conditions itself
 			last = cmp.Or(u.tellPod(ctx, pod, r, now), last)
 		}
 	}

@@ -327,6 +327,20 @@ func TestWaitingPods(t *testing.T) {
 	plain.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: corev1.ResourceList{
 		"nvidia.com/mig-5g.50gb": resource.MustParse("1")}}
 	foreign := waiting(t, "ml", "nic", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
+	attached := waiting(t, "ml", "attached", strings.Replace(twoGPUs, "2", "1", 1))
+	attached.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: clustertest.Driver,
+			Pool: "fabric", Device: "far-0", BindingConditions: []string{"Ready"}}}}}
+	binding := podOf(age, attached)
+	binding.Name, binding.UID = "binding", "binding"
+	ofResource := plain.DeepCopy() // its claim waits for a binding condition, too
+	ofResource.Name, ofResource.UID = "binding-of-a-resource", "of-resource"
+	ofResource.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+	special := attached.DeepCopy()
+	special.Name, special.UID = "special", "special"
+	special.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(ofResource,
+		corev1.SchemeGroupVersion.WithKind("Pod"))}
+	ofResource.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "special"}
 	gated := named("gated", waiting(t, "ml", "absent", twoGPUs))
 	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
 	placed := named("placed", waiting(t, "ml", "absent", twoGPUs))
@@ -334,7 +348,7 @@ func TestWaitingPods(t *testing.T) {
 	c := newWaitingCluster(t, missing, elsewhere, template, named("of-no-class", noClass), noClass, plain, shared,
 		named("of-a-nic", foreign), foreign,
 		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}},
-		gated, placed)
+		gated, placed, attached, binding, special, ofResource)
 	u := c.reporter()
 	want := []string{
 		"ml/extended Warning NotAllocated: pod extended waits: no node offers nvidia.com/mig-5g.50gb",
