@@ -162,6 +162,9 @@ func (e *checker) host() {
 		AllPIDs: host.SeesAllPIDs("/proc"), Runtime: r}
 	e.found(problems...)
 	e.found(host.DevicePlugins(e.Host)...)
+	if e.PluginDir != "" {
+		e.found(host.OtherDrivers(e.Host, e.PluginDir, e.DriverName)...)
+	}
 	e.found(host.ReadOnlyDirs(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
 	if e.HooksDir != "" {
 		e.found(host.HooksDir(e.Host, e.HooksDir)...)

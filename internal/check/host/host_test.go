@@ -5,6 +5,7 @@ package host_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -198,5 +199,40 @@ func TestDevicePlugins(t *testing.T) {
 	got := host.DevicePlugins(host.Root(root))
 	if len(got) != 1 || got[0].ID != "device-plugin" || !strings.HasSuffix(got[0].What, "/nvidia-gpu.sock") {
 		t.Errorf("got %v, want the socket", got)
+	}
+}
+
+// NVIDIA's driver has the same name, and no UID in its socket. A driver that is killed leaves it.
+func TestOtherDrivers(t *testing.T) {
+	root := t.TempDir()
+	registry := filepath.Join(root, "kubelet/plugins_registry")
+	if err := os.MkdirAll(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(registry, name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	found := func() []host.Problem {
+		return host.OtherDrivers(host.Root(root), "/kubelet/plugins/gpu.nvidia.com", "gpu.nvidia.com")
+	}
+	listen("gpu.nvidia.com-0123-reg.sock")
+	listen("compute-domain.nvidia.com-reg.sock")
+	if got := found(); got != nil {
+		t.Errorf("beside this driver and ComputeDomains: got %v, want nothing", got)
+	}
+	other := listen("gpu.nvidia.com-reg.sock")
+	if got := found(); len(got) != 1 || got[0].ID != "other-driver" ||
+		!strings.Contains(got[0].What, "/kubelet/plugins_registry/gpu.nvidia.com-reg.sock") {
+		t.Errorf("got %v, want the socket", got)
+	}
+	other.SetUnlinkOnClose(false)
+	_ = other.Close()
+	if got := found(); got != nil {
+		t.Errorf("after its end: got %v, want nothing", got)
 	}
 }

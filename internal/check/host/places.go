@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,6 +80,18 @@ func DevicePlugins(root Root) []Problem {
 		return []Problem{DevicePlugin.Found("NVIDIA's device plugin has sockets: %s", strings.Join(found, ", "))}
 	}
 	return nil
+}
+
+// OtherDrivers returns a problem if another driver serves the kubelet under the name. The socket of this driver has the
+// UID of its pod in its name, too. The plugin's directory is <directory of the kubelet>/plugins/<name>.
+func OtherDrivers(root Root, pluginDir, name string) []Problem {
+	socket := filepath.Join(pluginDir, "../../plugins_registry", name+"-reg.sock")
+	conn, err := net.Dial("unix", root.path(socket))
+	if err != nil {
+		return nil // there is none, or it was killed and has left its socket
+	}
+	_ = conn.Close()
+	return []Problem{OtherDriver.Found("another driver of this node is registered as %s (%s answers)", name, socket)}
 }
 
 // CgroupVersion returns the version of the cgroups mounted at dir; 0 if there are none.

@@ -65,8 +65,11 @@ var (
 	DevicePlugin = ProblemKind{"device-plugin", Warning,
 		"if it offers the GPUs of this driver, remove it from the node: " +
 			"neither knows which GPUs the other has given out"}
+	OtherDriver = ProblemKind{"other-driver", Error,
+		"decide which of them has the GPUs of the node; with NVIDIA's chart, set resources.gpus.enabled=false, or " +
+			"keep it from this node"}
 )
 
 // AllKinds are all kinds of problems of a host.
 var AllKinds = []ProblemKind{CDIOff, CDIUnsupported, CDIDirUnread, RuntimeUnknown, RuntimeConfig, CgroupV1, ReadOnly,
-	HooksClosed, PIDNamespace, DevicePlugin}
+	HooksClosed, PIDNamespace, DevicePlugin, OtherDriver}
