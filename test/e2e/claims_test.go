@@ -33,6 +33,9 @@ func (s *suite) testDemos(t *testing.T) {
 			s.must(t, err)
 			skipWithout(t, lacks)
 			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, soon))
+			if demo.Name == "composable" {
+				defer s.unchanged(t, s.node(t, "mixed"))()
+			}
 			if _, err := demo.Run(t.Context(), s.Cluster, *driver, soon); err != nil {
 				t.Errorf("%v\n%s", err, s.Diagnose(t.Context(), demo.Namespaces()[0]))
 			}

@@ -81,7 +81,6 @@ func TestCluster(t *testing.T) {
 			t.Run("a constraint selects the GPU next to another driver's device", s.testNextToNIC)
 			t.Run("a tainted GPU is only for claims that tolerate it", s.testTaint)
 			t.Run("a monitor sees a GPU that is found later", s.testMonitorLater)
-			t.Run("a fabric attaches a GPU for a pod that waits, and detaches it", s.testComposable)
 			t.Run("the node configuration changes while the plugin runs, for each GPU", s.testNodeConfig)
 			t.Run("any number of pods use an unlimited GPU", s.testUnlimited)
 		})

@@ -56,18 +56,25 @@ func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, patience time
 	}
 	name, last, _ := strings.Cut(command, " ")
 	b.command = strings.Join([]string{name, b.device, last}, " ")
-	plugins, err := cluster.Pods(ctx, "", kube.PluginLabels)
-	if err != nil {
+	if b.plugin, err = pluginOn(ctx, cluster, b.node); err != nil {
 		return broken{}, err
 	}
+	_, err = cluster.Simctl(ctx, b.plugin, strings.Fields(b.command)...)
+	return b, err
+}
+
+// pluginOn returns the plugin's pod on the node.
+func pluginOn(ctx context.Context, cluster *kube.Cluster, node string) (client.ObjectKey, error) {
+	plugins, err := cluster.Pods(ctx, "", kube.PluginLabels)
+	if err != nil {
+		return client.ObjectKey{}, err
+	}
 	for _, p := range plugins {
-		if p.Spec.NodeName == b.node && p.DeletionTimestamp == nil {
-			b.plugin = client.ObjectKeyFromObject(&p)
-			_, err := cluster.Simctl(ctx, b.plugin, strings.Fields(b.command)...)
-			return b, err
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil {
+			return client.ObjectKeyFromObject(&p), nil
 		}
 	}
-	return broken{}, fmt.Errorf("no plugin on %s", b.node)
+	return client.ObjectKey{}, fmt.Errorf("no plugin on %s", node)
 }
 
 // clear ends what the command has caused, so that the next demo can have the GPU.

@@ -140,18 +140,28 @@ func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, p
 }
 
 // Run applies the demo and returns its output. It waits until the output matches the README, and otherwise until
-// nothing is new for the time of patience. The error is then a Failure. The demo's objects remain.
-func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, patience time.Duration) ([]string, error) {
-	refused, err := d.apply(ctx, cluster, patience)
+// nothing is new for the time of patience. The error is then a Failure. The demo's objects remain, but
+// not its pods if a GPU was attached for them.
+func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, patience time.Duration) (got []string,
+	err error) {
+	first, err := d.apply(ctx, cluster, patience)
 	if err != nil {
 		return nil, err
+	}
+	attached, err := d.attach(ctx, cluster, patience)
+	defer func() {
+		err = errors.Join(err, attached.detach(context.WithoutCancel(ctx), cluster, patience, d.Namespaces()...))
+	}()
+	if err != nil {
+		return attached.lines, err
 	}
 	sick, err := d.breakGPU(ctx, cluster, patience)
 	if err != nil {
 		return nil, err
 	}
-	got, err := d.settle(ctx, patience, func(ctx context.Context) (sight, error) {
-		return d.look(ctx, cluster, driver, refused, sick)
+	first = append(first, attached.lines...)
+	got, err = d.settle(ctx, patience, func(ctx context.Context) (sight, error) {
+		return d.look(ctx, cluster, driver, first, sick)
 	})
 	if err := sick.clear(ctx, cluster); err != nil {
 		return got, err
@@ -225,9 +235,9 @@ func refuses(err error) bool {
 }
 
 // look returns the current state of the demo.
-func (d Demo) look(ctx context.Context, cluster *kube.Cluster, driver string, refused []string, sick broken) (sight,
+func (d Demo) look(ctx context.Context, cluster *kube.Cluster, driver string, first []string, sick broken) (sight,
 	error) {
-	now := sight{lines: append([]string{"asked:  " + d.Asked}, refused...)}
+	now := sight{lines: append([]string{"asked:  " + d.Asked}, first...)}
 	if sick.device != "" {
 		now.lines = append(now.lines, fmt.Sprintf("broken: %s on %s, by simctl %s", sick.device, sick.node,
 			sick.command))
