@@ -36,16 +36,15 @@ type Binding struct {
 	Failed *metav1.Condition `json:"failed,omitempty"`
 }
 
-// bindings returns the devices of the claim that keep pods from their node, in the order in which the scheduler looks
-// at them: it waits for the first before it sees that another has failed.
-func (c *index) bindings(claim *resourceapi.ResourceClaim) []Binding {
+// Bindings returns the devices of an allocated claim that keep pods from their node, without the name of the node. The
+// order is that of the scheduler: it waits for the first before it sees that another has failed.
+func Bindings(claim *resourceapi.ResourceClaim) []Binding {
 	var all []Binding
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if len(r.BindingConditions) == 0 {
 			continue
 		}
-		b := Binding{Claim: claim.Name, Driver: r.Driver, Pool: r.Pool, Device: r.Device,
-			Node: c.onlyNode(claim.Status.Allocation.NodeSelector)}
+		b := Binding{Claim: claim.Name, Driver: r.Driver, Pool: r.Pool, Device: r.Device}
 		if at := claim.Status.Allocation.AllocationTimestamp; at != nil {
 			b.Since = &at.Time
 		}
@@ -71,6 +70,15 @@ func (c *index) bindings(claim *resourceapi.ResourceClaim) []Binding {
 		if b.Failed != nil || len(b.Missing) > 0 {
 			all = append(all, b)
 		}
+	}
+	return all
+}
+
+// bindings returns the devices of the claim that keep pods from their node, with the node.
+func (c *index) bindings(claim *resourceapi.ResourceClaim) []Binding {
+	all := Bindings(claim)
+	for i := range all {
+		all[i].Node = c.onlyNode(claim.Status.Allocation.NodeSelector)
 	}
 	return all
 }

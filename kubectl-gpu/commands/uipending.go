@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 // pendingPhase selects the pods that may wait for GPUs. A cluster has few of them.
@@ -43,13 +44,15 @@ func readPendingPods(ctx context.Context, client kubernetes.Interface, s *cluste
 	return of
 }
 
-// pending returns the claims without devices, and the pods that wait for GPUs and have no such claim, the oldest first.
+// pending returns the claims without devices or with devices that are not ready, and the pods that wait for GPUs and
+// have no such claim, the oldest first.
 func pending(s *cluster.Snapshot) []pagePending {
 	all := []pagePending{}
 	claims := map[types.NamespacedName]bool{}
 	for _, c := range s.Claims {
 		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = true
-		if c.Status.Allocation == nil && c.DeletionTimestamp == nil {
+		waits := c.Status.Allocation == nil || len(why.Bindings(c)) > 0
+		if waits && c.DeletionTimestamp == nil {
 			all = append(all, pagePending{Kind: "claim", Namespace: c.Namespace, Name: c.Name,
 				Created: c.CreationTimestamp, Asks: classNames(c)})
 		}

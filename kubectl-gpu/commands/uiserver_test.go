@@ -168,6 +168,12 @@ func TestEvents(t *testing.T) {
 		t.Errorf("got first %+v, want two nodes, a pending claim and a pending pod", first)
 	}
 	changed := *s
+	unready := s.Claims[0].DeepCopy()
+	unready.Status.Allocation.Devices.Results[0].BindingConditions = []string{"Ready"}
+	changed.Claims = append([]*resourceapi.ResourceClaim{unready}, s.Claims[1:]...)
+	if got := pending(&changed); len(got) != 3 {
+		t.Errorf("with a claim whose device is not ready: got pending %v, want one more", got)
+	}
 	changed.Claims = s.Claims[2:] // nothing of node a is held any more
 	if err := page.board.update(&changed); err != nil {
 		t.Fatal(err)
