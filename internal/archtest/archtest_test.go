@@ -274,6 +274,31 @@ func TestConversionCanBeRemoved(t *testing.T) {
 	}
 }
 
+// TestConformanceKnowsNoDriver: the conformance suite and its tests import nothing else of this module, and of others
+// only what is of Kubernetes or of gRPC.
+func TestConformanceKnowsNoDriver(t *testing.T) {
+	const suite = module + "test/conformance"
+	found := false
+	for line := range strings.Lines(goList(t, "-test", "-f", "{{.ImportPath}}:{{join .Imports \",\"}}", suite+"/...")) {
+		name, imports, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if strings.HasSuffix(name, ".test") { // what go generates
+			continue
+		}
+		for imported := range strings.SplitSeq(imports, ",") {
+			imported, _, _ = strings.Cut(imported, " ") // which test it is for
+			found = found || strings.HasPrefix(imported, "k8s.io/")
+			standard := !strings.Contains(strings.Split(imported, "/")[0], ".")
+			if !standard && !isIn(imported, suite) && !strings.HasPrefix(imported, "k8s.io/") &&
+				!strings.HasPrefix(imported, "sigs.k8s.io/") && !strings.HasPrefix(imported, "google.golang.org/grpc") {
+				t.Errorf("%s imports %s", name, imported)
+			}
+		}
+	}
+	if !found {
+		t.Errorf("%s imports nothing of Kubernetes: is this test looking for the right name?", suite)
+	}
+}
+
 // isIn reports whether the package is in the folder.
 func isIn(name, folder string) bool { return name == folder || strings.HasPrefix(name, folder+"/") }
 

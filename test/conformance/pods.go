@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// maxAtOnce is how many pods start at the same time, at most.
+const maxAtOnce = 8
+
+func podStarts(ctx context.Context, s *suite) (string, error) {
+	pod, claim, err := s.started(ctx)
+	if err != nil {
+		return "", err
+	}
+	got := devices(claim.Status.Allocation, s.Driver)
+	if len(got) == 0 {
+		return "", fmt.Errorf("the claim has no device of %s: does the class select those of another driver?", s.Driver)
+	}
+	sees, err := s.probe(ctx, pod.Name)
+	return strings.TrimSpace(strings.Join(got, " ") + " " + oneLine(sees)), err
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// podEnds runs one pod after the other, so that each must give back what it had.
+func podEnds(ctx context.Context, s *suite) (string, error) {
+	for range 3 {
+		pod, claim, err := s.started(ctx)
+		if err != nil {
+			return "", err
+		}
+		if err := s.remove(ctx, metav1.DeleteOptions{}, pod.Name); err != nil {
+			return "", err
+		}
+		if err := s.released(ctx, claim.Name); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+func podsAtOnce(ctx context.Context, s *suite) (string, error) {
+	free, err := s.freeDevices(ctx)
+	if err != nil {
+		return "", err
+	}
+	n := min(free, maxAtOnce)
+	if n < 2 {
+		return "", skip(fmt.Sprintf("the node has %d free devices, and this needs two", n))
+	}
+	var names, claims []string
+	for range n {
+		claim, err := s.claim(ctx)
+		if err != nil {
+			return "", err
+		}
+		name, err := s.pod(ctx, claim.Name)
+		if err != nil {
+			return "", err
+		}
+		names, claims = append(names, name), append(claims, claim.Name)
+	}
+	if _, err := s.running(ctx, names...); err != nil {
+		return "", err
+	}
+	sees := map[string]string{}
+	for i, name := range names {
+		text, err := s.probe(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		claim, err := s.getClaim(ctx, claims[i])
+		if err != nil {
+			return "", err
+		}
+		if other, ok := sees[text]; ok && text != "" && !shares(claim) {
+			return "", fmt.Errorf("pods %s and %s have different devices and see the same: %s", other, name,
+				oneLine(text))
+		}
+		sees[text] = name
+	}
+	return fmt.Sprintf("%d pods", n), s.remove(ctx, metav1.DeleteOptions{}, names...)
+}
+
+// shares reports whether other claims may have the same device.
+func shares(claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.ShareID != nil })
+}
+
+// sharedClaim gives one claim to two pods, one of them with two containers.
+func sharedClaim(ctx context.Context, s *suite) (string, error) {
+	first, claim, err := s.started(ctx)
+	if err != nil {
+		return "", err
+	}
+	second, err := s.podWith(ctx, func(spec *corev1.PodSpec) {
+		uses := corev1.PodResourceClaim{Name: "claim-0", ResourceClaimName: &claim.Name}
+		spec.ResourceClaims = append(spec.ResourceClaims, uses)
+		spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: uses.Name}}
+		spec.Containers = append(spec.Containers, *spec.Containers[0].DeepCopy())
+		spec.Containers[1].Name = "other"
+	})
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.running(ctx, second); err != nil {
+		return "", err
+	}
+	a, err := s.probe(ctx, first.Name)
+	if err != nil {
+		return "", err
+	}
+	b, err := s.probe(ctx, second)
+	if err != nil {
+		return "", err
+	}
+	if a != b {
+		return "", fmt.Errorf("one pod sees %s, the other %s", oneLine(a), oneLine(b))
+	}
+	if err := s.remove(ctx, metav1.DeleteOptions{}, first.Name); err != nil {
+		return "", err
+	}
+	if err := s.unchanged(ctx, second, b); err != nil {
+		return "", fmt.Errorf("when the first pod has ended: %w", err)
+	}
+	third, err := s.pod(ctx, claim.Name)
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.running(ctx, third); err != nil {
+		return "", fmt.Errorf("a third pod: %w", err)
+	}
+	if err := s.remove(ctx, metav1.DeleteOptions{}, second, third); err != nil {
+		return "", err
+	}
+	return "", s.released(ctx, claim.Name)
+}
+
+// unchanged tests that the pod runs, was not restarted, and sees what it saw before.
+func (s *suite) unchanged(ctx context.Context, name, saw string) error {
+	pod, err := s.running(ctx, name)
+	if err != nil {
+		return err
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		if container.RestartCount > 0 {
+			return fmt.Errorf("pod %s: container %s was restarted", name, container.Name)
+		}
+	}
+	sees, err := s.probe(ctx, name)
+	if err == nil && sees != saw {
+		err = fmt.Errorf("pod %s saw %s, and now %s", name, oneLine(saw), oneLine(sees))
+	}
+	return err
+}
+
+// forceDeleted deletes a pod as if its node were gone, so that the kubelet must release a claim that may not exist.
+func forceDeleted(ctx context.Context, s *suite) (string, error) {
+	for range 2 { // the next pod may have the same device
+		pod, claim, err := s.started(ctx)
+		if err != nil {
+			return "", err
+		}
+		now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+		if err := s.remove(ctx, now, pod.Name); err != nil {
+			return "", err
+		}
+		if err := s.released(ctx, claim.Name); err != nil {
+			return "", err
+		}
+	}
+	free, err := s.freeDevices(ctx)
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for range min(max(free, 1), maxAtOnce) { // all devices, as the scheduler may avoid that one
+		claim, err := s.claim(ctx)
+		if err != nil {
+			return "", err
+		}
+		name, err := s.pod(ctx, claim.Name)
+		if err != nil {
+			return "", err
+		}
+		names = append(names, name)
+	}
+	if _, err := s.running(ctx, names...); err != nil {
+		return "", fmt.Errorf("afterwards: %w", err)
+	}
+	return fmt.Sprintf("%d pods had the devices afterwards", len(names)), s.remove(ctx, metav1.DeleteOptions{}, names...)
+}
+
+// restart makes a check that runs a command line with a pod running, deletes that pod, and starts another.
+func restart(what string, line func(*suite) string) func(context.Context, *suite) (string, error) {
+	return func(ctx context.Context, s *suite) (string, error) {
+		if line(s) == "" {
+			return "", skip("no command is given that " + what)
+		}
+		pod, _, err := s.started(ctx)
+		if err != nil {
+			return "", err
+		}
+		saw, err := s.probe(ctx, pod.Name)
+		if err != nil {
+			return "", err
+		}
+		before, err := s.nodeDevices(ctx)
+		if err != nil {
+			return "", err
+		}
+		if err := s.Run(ctx, line(s)); err != nil {
+			return "", fmt.Errorf("the command that %s: %w", what, err)
+		}
+		if err := s.until(ctx, "the devices are published as before", func(ctx context.Context) (bool, string, error) {
+			after, err := s.nodeDevices(ctx)
+			missing := difference(before, after)
+			return err == nil && len(missing) == 0, fmt.Sprintf("missing: %v", missing), err
+		}); err != nil {
+			return "", err
+		}
+		// The first pod ends last: a new pod shows that the driver is there again.
+		next, _, err := s.started(ctx)
+		if err != nil {
+			return "", fmt.Errorf("a new pod: %w", err)
+		}
+		if err := s.unchanged(ctx, pod.Name, saw); err != nil {
+			return "", err
+		}
+		return "", s.remove(ctx, metav1.DeleteOptions{}, next.Name, pod.Name)
+	}
+}
+
+// difference returns the devices of a that b lacks, in order.
+func difference(a, b map[string]resourceapi.Device) []string {
+	var missing []string
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		if _, ok := b[name]; !ok {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// endsWithoutPlugin deletes a pod at the moment when the plugin restarts.
+func endsWithoutPlugin(ctx context.Context, s *suite) (string, error) {
+	if s.RestartPlugin == "" {
+		return "", skip("no command is given that restarts the plugin")
+	}
+	pod, claim, err := s.started(ctx)
+	if err != nil {
+		return "", err
+	}
+	deleted := make(chan error, 1)
+	go func() { deleted <- s.remove(ctx, metav1.DeleteOptions{}, pod.Name) }()
+	if err := errors.Join(s.Run(ctx, s.RestartPlugin), <-deleted); err != nil {
+		return "", err
+	}
+	return "", s.released(ctx, claim.Name)
+}
+
+// restartWritesNothing compares the slices before and after restarts.
+func restartWritesNothing(ctx context.Context, s *suite) (string, error) {
+	if s.RestartPlugin == "" {
+		return "", skip("no command is given that restarts the plugin")
+	}
+	before, err := s.versions(ctx)
+	if err != nil {
+		return "", err
+	}
+	const times = 2
+	for range times {
+		if err := s.Run(ctx, s.RestartPlugin); err != nil {
+			return "", err
+		}
+		if _, _, err := s.started(ctx); err != nil { // then the driver is there again, and publishes
+			return "", err
+		}
+	}
+	after, err := s.versions(ctx)
+	if err != nil {
+		return "", err
+	}
+	if before != after {
+		return "", fmt.Errorf("slices were %s, and after %d restarts %s", before, times, after)
+	}
+	return "", nil
+}
+
+// versions writes the versions of all slices of the node.
+func (s *suite) versions(ctx context.Context) (string, error) {
+	list, err := s.slices(ctx)
+	var all []string
+	for _, slice := range list {
+		if ptr.Deref(slice.Spec.NodeName, "") == s.Node {
+			all = append(all, slice.Name+"@"+slice.ResourceVersion)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, " "), err
+}
+
+// configAccepted gives claims the parameters that the driver documents.
+func configAccepted(ctx context.Context, s *suite) (string, error) {
+	if len(s.Accepted) == 0 {
+		return "", skip("no parameters are given that the driver accepts")
+	}
+	for _, parameters := range s.Accepted {
+		pod, _, err := s.started(ctx, s.withConfig(parameters))
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", parameters, err)
+		}
+		if err := s.remove(ctx, metav1.DeleteOptions{}, pod.Name); err != nil {
+			return "", fmt.Errorf("%s: %w", parameters, err)
+		}
+	}
+	return fmt.Sprintf("%d parameters", len(s.Accepted)), nil
+}
+
+// withConfig adds a configuration for the first request.
+func (s *suite) withConfig(parameters []byte) func(*resourceapi.ResourceClaimSpec) {
+	return func(spec *resourceapi.ResourceClaimSpec) {
+		config := resourceapi.DeviceClaimConfiguration{Requests: []string{spec.Devices.Requests[0].Name}}
+		config.Opaque = &resourceapi.OpaqueDeviceConfiguration{Driver: s.Driver}
+		config.Opaque.Parameters.Raw = parameters
+		spec.Devices.Config = append(spec.Devices.Config, config)
+	}
+}
+
+func configRefused(ctx context.Context, s *suite) (string, error) {
+	if len(s.Refused) == 0 {
+		return "", skip("no parameters are given that the driver refuses")
+	}
+	var reason string
+	for _, parameters := range s.Refused {
+		var err error
+		if reason, err = s.refuses(ctx, parameters); err != nil {
+			return "", err
+		}
+	}
+	// The driver must still be there.
+	_, _, err := s.started(ctx)
+	return reason, err
+}
+
+// refuses tests that the driver refuses a claim, and returns its reason.
+func (s *suite) refuses(ctx context.Context, parameters []byte, more ...func(*resourceapi.ResourceClaimSpec)) (string,
+	error) {
+	claim, err := s.claim(ctx, append([]func(*resourceapi.ResourceClaimSpec){s.withConfig(parameters)}, more...)...)
+	if err != nil {
+		return "when it is created: " + err.Error(), nil
+	}
+	name, err := s.pod(ctx, claim.Name)
+	if err != nil {
+		return "", err
+	}
+	var reason string
+	err = s.until(ctx, "the driver refuses "+string(parameters), func(ctx context.Context) (bool, string, error) {
+		pod, err := s.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		if pod.Status.Phase == corev1.PodRunning {
+			return false, "", fmt.Errorf("a pod runs with %s", parameters)
+		}
+		reason = s.state(ctx, pod)
+		return strings.Contains(reason, "PrepareDynamicResources"), reason, nil
+	})
+	return reason, errors.Join(err, s.remove(ctx, metav1.DeleteOptions{}, name))
+}
+
+// configOfAlternatives: a configuration that names a request is for all of its subrequests.
+func configOfAlternatives(ctx context.Context, s *suite) (string, error) {
+	if len(s.Refused) == 0 {
+		return "", skip("no parameters are given that the driver refuses")
+	}
+	if s.Spec.Devices.Requests[0].Exactly == nil {
+		return "", skip("the first request of the claim already has alternatives")
+	}
+	return s.refuses(ctx, s.Refused[0], func(spec *resourceapi.ResourceClaimSpec) {
+		first := &spec.Devices.Requests[0]
+		first.FirstAvailable = []resourceapi.DeviceSubRequest{{Name: "alternative",
+			DeviceClassName: first.Exactly.DeviceClassName, Selectors: first.Exactly.Selectors,
+			AllocationMode: first.Exactly.AllocationMode, Count: first.Exactly.Count,
+			Tolerations: first.Exactly.Tolerations, Capacity: first.Exactly.Capacity}}
+		first.Exactly = nil
+	})
+}
