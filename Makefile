@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -187,6 +187,10 @@ fuzz: ## fuzz each target for FUZZ_TIME, by default 60s; FUZZ=pattern selects so
 vulncheck: ## compare the programs with Go's database of vulnerabilities; VULNDB=URL of a copy of it
 	@./hack/prerequisites.sh
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(if $(VULNDB),-db "$(VULNDB)") ./cmd/... ./kubectl-gpu
+
+conformance: ## test what Kubernetes expects of any DRA driver, with this one, on a cluster of its own: three minutes (needs root)
+	@./hack/prerequisites.sh root
+	@$(DEV) conformance
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

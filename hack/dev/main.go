@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-oldest`, `make test-versions`,
-// `make test-survive`, `make strongest`, `make placement`, `make why-scheduler`, `make bench` and `make timeline`: it
-// starts a cluster, builds the images, installs the chart and runs the tests. Run it in the repository root.
+// `make test-survive`, `make strongest`, `make placement`, `make why-scheduler`, `make bench`, `make timeline` and
+// `make conformance`: it starts a cluster, builds the images, installs the chart and runs the tests. Run it in the
+// repository root.
 package main
 
 import (
@@ -15,7 +16,7 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev oldest|versions|survive|bench|timeline|strongest|placement|why
+       dev oldest|versions|survive|bench|timeline|strongest|placement|why|conformance
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
@@ -29,6 +30,7 @@ const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
   strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
   placement   place the pods of a trace with kube-scheduler, without and with the controller's scores; TRACE is the
               folder of a trace, PLACEMENT has flags of test/placement
+  conformance run test/conformance with this driver on a fresh cluster "conformance"
   why         put answers of kubectl gpu why to the scheduler of a fresh cluster "why"
 
   -kubeconfig FILE   install, apply and test on this cluster, which has the images and the profiles; leave it running
@@ -77,6 +79,8 @@ func run(ctx context.Context, args []string) error {
 		return strongest(ctx)
 	case "placement":
 		return placement(ctx)
+	case "conformance":
+		return conform(ctx)
 	case "why":
 		return whyScheduler(ctx)
 	}

@@ -76,8 +76,10 @@ var checks = []check{
 
 	{"plugin-restart", Required, "When the plugin restarts, pods run on and can end, and new ones start.", restartDoc,
 		restart("restarts the plugin", func(s *suite) string { return s.RestartPlugin })},
+	{"plugin-restart-start", Required, "A pod that comes while the plugin restarts starts, and can end.", restartDoc,
+		startsDuringRestart},
 	{"plugin-restart-end", Required, "A pod that ends while the plugin restarts is gone afterwards, with its claim.",
-		restartDoc, endsWithoutPlugin},
+		restartDoc, endsDuringRestart},
 	{"plugin-restart-quiet", Optional, "A restart of the plugin writes no slice if no device has changed.", quietDoc,
 		restartWritesNothing},
 	{"kubelet-restart", Required, "When the kubelet restarts, pods run on and can end, and new ones start.", restartDoc,
@@ -85,6 +87,8 @@ var checks = []check{
 	{"plugin-upgrade", Optional, "When the plugin is replaced by another version, pods run on and can end, and new ones " +
 		"start.", "the helper kubeletplugin, option RollingUpdate",
 		restart("upgrades the plugin", func(s *suite) string { return s.UpgradePlugin })},
+	{"upgrade-seamless", Optional, "Pods start without a failed Prepare while the plugin is replaced.",
+		"the helper kubeletplugin, option RollingUpdate", startsDuringUpgrade},
 
 	{"admin-access", Optional, "A claim with admin access gets a device in use, and its end takes nothing from the user.",
 		"KEP-5018", adminAccess},

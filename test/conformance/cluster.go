@@ -140,6 +140,7 @@ func (s *suite) podWith(ctx context.Context, change func(*corev1.PodSpec)) (stri
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.name("pod"), Namespace: s.namespace},
 		Spec: corev1.PodSpec{
 			RestartPolicy:                 corev1.RestartPolicyNever,
+			Hostname:                      "dra-conformance", // so that the environments of containers can be compared
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			AutomountServiceAccountToken:  ptr.To(false),
 			Containers: []corev1.Container{{Name: "main", Image: s.Image, Args: s.Args,

@@ -227,8 +227,8 @@ func restart(what string, line func(*suite) string) func(context.Context, *suite
 		}
 		if err := s.until(ctx, "the devices are published as before", func(ctx context.Context) (bool, string, error) {
 			after, err := s.nodeDevices(ctx)
-			missing := difference(before, after)
-			return err == nil && len(missing) == 0, fmt.Sprintf("missing: %v", missing), err
+			missing, more := difference(before, after), difference(after, before)
+			return len(missing)+len(more) == 0, fmt.Sprintf("missing: %v, new: %v", missing, more), err
 		}); err != nil {
 			return "", err
 		}
@@ -255,22 +255,67 @@ func difference(a, b map[string]resourceapi.Device) []string {
 	return missing
 }
 
-// endsWithoutPlugin deletes a pod at the moment when the plugin restarts.
-func endsWithoutPlugin(ctx context.Context, s *suite) (string, error) {
+// duringRestart runs a command line that restarts the plugin, and something else at the same time.
+func (s *suite) duringRestart(ctx context.Context, do func() error) error {
 	if s.RestartPlugin == "" {
-		return "", skip("no command is given that restarts the plugin")
+		return skip("no command is given that restarts the plugin")
 	}
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	return errors.Join(s.Run(ctx, s.RestartPlugin), <-done)
+}
+
+func startsDuringRestart(ctx context.Context, s *suite) (string, error) {
+	return "", s.duringRestart(ctx, func() error {
+		pod, _, err := s.started(ctx)
+		if err != nil {
+			return err
+		}
+		return s.remove(ctx, metav1.DeleteOptions{}, pod.Name)
+	})
+}
+
+func endsDuringRestart(ctx context.Context, s *suite) (string, error) {
 	pod, claim, err := s.started(ctx)
 	if err != nil {
 		return "", err
 	}
-	deleted := make(chan error, 1)
-	go func() { deleted <- s.remove(ctx, metav1.DeleteOptions{}, pod.Name) }()
-	if err := errors.Join(s.Run(ctx, s.RestartPlugin), <-deleted); err != nil {
+	if err := s.duringRestart(ctx, func() error {
+		return s.remove(ctx, metav1.DeleteOptions{}, pod.Name)
+	}); err != nil {
 		return "", err
 	}
 	return "", s.released(ctx, claim.Name)
 }
+
+// startsDuringUpgrade starts pods as long as the upgrade takes.
+func startsDuringUpgrade(ctx context.Context, s *suite) (string, error) {
+	if s.UpgradePlugin == "" {
+		return "", skip("no command is given that upgrades the plugin")
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, s.UpgradePlugin) }()
+	for n := 1; ; n++ {
+		pod, _, err := s.started(ctx)
+		if err != nil {
+			return "", errors.Join(err, <-done)
+		}
+		if reason := s.state(ctx, pod); strings.Contains(reason, refused) {
+			return "", errors.Join(fmt.Errorf("pod %s had to wait: %s", pod.Name, reason), <-done)
+		}
+		if err := s.remove(ctx, metav1.DeleteOptions{}, pod.Name); err != nil {
+			return "", errors.Join(err, <-done)
+		}
+		select {
+		case err := <-done:
+			return fmt.Sprintf("%d pods", n), err
+		default:
+		}
+	}
+}
+
+// refused is part of the reason of the kubelet's event when Prepare fails.
+const refused = "PrepareDynamicResources"
 
 // restartWritesNothing compares the slices before and after restarts.
 func restartWritesNothing(ctx context.Context, s *suite) (string, error) {
@@ -377,7 +422,7 @@ func (s *suite) refuses(ctx context.Context, parameters []byte, more ...func(*re
 			return false, "", fmt.Errorf("a pod runs with %s", parameters)
 		}
 		reason = s.state(ctx, pod)
-		return strings.Contains(reason, "PrepareDynamicResources"), reason, nil
+		return strings.Contains(reason, refused), reason, nil
 	})
 	return reason, errors.Join(err, s.remove(ctx, metav1.DeleteOptions{}, name))
 }

@@ -45,6 +45,8 @@ type world struct {
 	cdi    string
 	faults faults
 
+	refused chan struct{} // closed when refusesInUpgrade has been seen
+
 	mu   sync.Mutex
 	pods map[string]*corev1.Pod
 }
@@ -72,6 +74,8 @@ type faults struct {
 	neverUnprepares    bool // Unprepare fails
 	sharesEverything   bool // every container sees the same
 	forgetsOnRestart   bool // the plugin's restart loses the prepared claims, and Unprepare of them fails
+	refusesInUpgrade   bool // Prepare fails while the plugin is replaced
+	findsDevices       bool // the plugin's restart publishes one more device
 	losesDevices       bool // the plugin's restart publishes nothing
 	rewritesSlices     bool // the plugin's restart writes slices
 	restartsContainers bool // a restart restarts containers
@@ -111,7 +115,8 @@ type plugin struct {
 // newWorld starts a world with a driver that has n devices.
 func newWorld(t *testing.T, n int, f faults) (*world, Config, Access) {
 	t.Helper()
-	w := &world{client: fake.NewSimpleClientset(), cdi: t.TempDir(), faults: f, pods: map[string]*corev1.Pod{}}
+	w := &world{client: fake.NewSimpleClientset(), cdi: t.TempDir(), faults: f, pods: map[string]*corev1.Pod{},
+		refused: make(chan struct{})}
 	w.plugin = &plugin{w: w, prepared: map[string][]string{}, ever: map[string]bool{}}
 	w.react()
 	must(t, w.client.Tracker().Add(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: driverName},
@@ -272,6 +277,10 @@ func (w *world) start(pod *corev1.Pod) {
 }
 
 func (w *world) prepare(claim *resourceapi.ResourceClaim, shared bool) error {
+	if w.faults.refusesInUpgrade {
+		close(w.refused)
+		return errors.New("no plugin")
+	}
 	if shared && w.faults.refusesSecondPod {
 		return errors.New("in use")
 	}
@@ -419,6 +428,9 @@ func (w *world) run(_ context.Context, line string) error {
 		})
 		return nil
 	}
+	if line == "upgrade plugin" && w.faults.refusesInUpgrade {
+		<-w.refused
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.faults.restartsContainers {
@@ -437,6 +449,8 @@ func (w *world) run(_ context.Context, line string) error {
 		switch {
 		case w.faults.losesDevices:
 			s.Spec.Devices = nil
+		case w.faults.findsDevices:
+			s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: "new"})
 		case w.faults.rewritesSlices:
 			s.ResourceVersion += "1"
 		case w.faults.sickForgotten:
