@@ -29,8 +29,7 @@ const callTimeout = 45 * time.Second
 
 // call makes a check that calls the plugin as the kubelet does, with n allocated claims that no pod uses. It unprepares
 // them at the end.
-func call(n int, test func(context.Context, *suite, []*drapb.Claim) (string, error)) func(context.Context, *suite) (string,
-	error) {
+func call(n int, test func(context.Context, *suite, []*drapb.Claim) (string, error)) run {
 	return func(ctx context.Context, s *suite) (detail string, err error) {
 		if s.Plugin == nil {
 			return "", skip("the plugin's socket is not given")
@@ -39,7 +38,8 @@ func call(n int, test func(context.Context, *suite, []*drapb.Claim) (string, err
 			return "", err
 		}
 		if len(s.samples) < n {
-			return "", skip(fmt.Sprintf("the node has %d devices for such claims, and this needs %d", len(s.samples), n))
+			return "", skip(fmt.Sprintf("the node has %d devices for such claims, and this needs %d", len(s.samples),
+				n))
 		}
 		var claims []*drapb.Claim
 		for _, sample := range s.samples[:n] {
@@ -336,7 +336,8 @@ func together(n int, do func(int) error) error {
 }
 
 // qualified is the form of a CDI device's fully-qualified name.
-var qualified = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*=[A-Za-z0-9][A-Za-z0-9._:-]*$`)
+var qualified = regexp.MustCompile(
+	`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*=[A-Za-z0-9][A-Za-z0-9._:-]*$`)
 
 func cdiNames(ctx context.Context, s *suite, claims []*drapb.Claim) (string, error) {
 	prepared, err := s.prepare(ctx, claims[0])

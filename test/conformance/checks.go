@@ -21,10 +21,10 @@ const (
 // checks are all checks, in the order in which they run.
 var checks = []check{
 	{"slices-published", Required, "The driver publishes devices in ResourceSlices.", sliceDoc, published},
-	{"class-selects", Required, "The selectors of the class can be evaluated on every device of the driver, and select " +
-		"some.", "API doc of CELDeviceSelector: an error stops the allocation", classSelects},
-	{"pool-complete", Required, "A pool has as many slices of its newest generation as resourceSliceCount says.", sliceDoc,
-		sliceCheck(eachPool(poolComplete))},
+	{"class-selects", Required, "The selectors of the class can be evaluated on every device of the driver, and " +
+		"select some.", "API doc of CELDeviceSelector: an error stops the allocation", classSelects},
+	{"pool-complete", Required, "A pool has as many slices of its newest generation as resourceSliceCount says.",
+		sliceDoc, sliceCheck(eachPool(poolComplete))},
 	{"pool-generation", Required, "All slices of a pool have the same generation when an update is over.", sliceDoc,
 		sliceCheck(eachPool(poolGeneration))},
 	{"pool-node", Required, "The slices of a node-local pool are all of one node.", sliceDoc,
@@ -33,8 +33,8 @@ var checks = []check{
 		sliceCheck(eachPool(deviceNames))},
 	{"slice-limits", Required, "Slices and devices are within the limits of the API.", limitDoc,
 		sliceCheck(eachPool(sliceLimits))},
-	{"counters", Required, "Counter sets have unique names, devices consume counters that are there, and no more of them " +
-		"than there is.", counterDoc, sliceCheck(eachPool(counters))},
+	{"counters", Required, "Counter sets have unique names, devices consume counters that are there, and no more of " +
+		"them than there is.", counterDoc, sliceCheck(eachPool(counters))},
 	{"slice-owner", Optional, "The slices of a node have it as owner, so that they go with it.",
 		"the helper k8s.io/dynamic-resource-allocation/kubeletplugin does it", sliceCheck(eachPool(sliceOwner))},
 	{"standard-attributes", Optional, "Attributes of resource.kubernetes.io have the types that are agreed for them.",
@@ -84,14 +84,14 @@ var checks = []check{
 		restartWritesNothing},
 	{"kubelet-restart", Required, "When the kubelet restarts, pods run on and can end, and new ones start.", restartDoc,
 		restart("restarts the kubelet", func(s *suite) string { return s.RestartKubelet })},
-	{"plugin-upgrade", Optional, "When the plugin is replaced by another version, pods run on and can end, and new ones " +
-		"start.", "the helper kubeletplugin, option RollingUpdate",
+	{"plugin-upgrade", Optional, "When the plugin is replaced by another version, pods run on and can end, and new " +
+		"ones start.", "the helper kubeletplugin, option RollingUpdate",
 		restart("upgrades the plugin", func(s *suite) string { return s.UpgradePlugin })},
 	{"upgrade-seamless", Optional, "Pods start without a failed Prepare while the plugin is replaced.",
 		"the helper kubeletplugin, option RollingUpdate", startsDuringUpgrade},
 
-	{"admin-access", Optional, "A claim with admin access gets a device in use, and its end takes nothing from the user.",
-		"KEP-5018", adminAccess},
+	{"admin-access", Optional, "A claim with admin access gets a device in use, and its end takes nothing from the " +
+		"user.", "KEP-5018", adminAccess},
 	{"device-status", Optional, "The claim's status has the allocated devices.", "KEP-4817", deviceStatus},
 	{"health", Optional, "The health service names published devices.", "KEP-4680", health},
 	{"taints", Optional, "A pod whose device gets a NoExecute taint ends, and the device is usable without the taint.",
@@ -99,14 +99,15 @@ var checks = []check{
 	{"extended-resource", Optional, "A pod that names the class as an extended resource starts.", "KEP-5004",
 		extendedResource},
 	{"metadata", Optional, "Containers have a file with the attributes of their devices.", "KEP-5304", deviceMetadata},
-	{"config-accepted", Optional, "Pods start with the parameters that the driver documents.", configDoc, configAccepted},
+	{"config-accepted", Optional, "Pods start with the parameters that the driver documents.", configDoc,
+		configAccepted},
 	{"config-refused", Optional, "A claim with wrong parameters is refused with a reason, and the driver goes on.",
 		configDoc, configRefused},
 	{"config-alternatives", Required, "Parameters for a request are also for its alternatives.",
 		"API doc of DeviceClaimConfiguration.requests, KEP-4816", configOfAlternatives},
 	{"own-node", Optional, "The plugin's service account can only write slices of its own node.", securityDoc, ownNode},
-	{"sick-device", Optional, "A sick device is tainted or withdrawn, also after a restart, others stay usable, and it " +
-		"comes back.", "KEP-5055; robustness", sickDevice},
+	{"sick-device", Optional, "A sick device is tainted or withdrawn, also after a restart, others stay usable, and " +
+		"it comes back.", "KEP-5055; robustness", sickDevice},
 	// Last: it judges what the others have seen.
 	{"generation-rises", Required, "A pool that gets more slices gets another generation.", sliceDoc, generationRises},
 }

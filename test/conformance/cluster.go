@@ -252,8 +252,8 @@ func (s *suite) released(ctx context.Context, claim string) error {
 		if err != nil {
 			return apierrors.IsNotFound(err), "", ignoreNotFound(err)
 		}
-		return got.Status.Allocation == nil, fmt.Sprintf("it is allocated, and reserved for %v", got.Status.ReservedFor),
-			nil
+		state := fmt.Sprintf("it is allocated, and reserved for %v", got.Status.ReservedFor)
+		return got.Status.Allocation == nil, state, nil
 	})
 }
 

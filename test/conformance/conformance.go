@@ -106,8 +106,11 @@ type check struct {
 	level  Level
 	expect string
 	by     string
-	run    func(context.Context, *suite) (string, error)
+	run    run
 }
+
+// run does a check.
+type run func(context.Context, *suite) (string, error)
 
 // skip is the reason why a check is skipped.
 type skip string

@@ -57,7 +57,8 @@ var planted = []fault{
 		s.Spec.Devices = nil
 		return nil
 	}, "slices-published", "have no device"},
-	{"an attribute that the class needs is missing", faults{}, func(s *resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	{"an attribute that the class needs is missing", faults{}, func(
+		s *resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 		s.Annotations = map[string]string{"class": "device.attributes['" + driverName + "'].type == 'gpu'"}
 		return nil
 	}, "class-selects", "no such key: type"},
@@ -260,8 +261,8 @@ func TestUnknownCheck(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	all := []Result{{ID: "a", Level: Required, Status: Pass}, {ID: "b", Level: Optional, Expect: "It works.", By: "KEP-1",
-		Status: Fail, Detail: "first\nsecond"}}
+	all := []Result{{ID: "a", Level: Required, Status: Pass}, {ID: "b", Level: Optional, Expect: "It works.",
+		By: "KEP-1", Status: Fail, Detail: "first\nsecond"}}
 	if Failed(all, nil) {
 		t.Error("an optional check that fails is not told as optional")
 	}

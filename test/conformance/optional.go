@@ -42,9 +42,8 @@ func adminAccess(ctx context.Context, s *suite) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return ptr.Deref(r.AdminAccess, false)
-	}) {
+	if !slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) }) {
 		return "", skip("the cluster lacks the feature gate DRAAdminAccess")
 	}
 	if err := s.remove(ctx, metav1.DeleteOptions{}, admin.Name); err != nil {
@@ -155,7 +154,8 @@ func taints(ctx context.Context, s *suite) (string, error) {
 	rules := s.Client.ResourceV1().DeviceTaintRules()
 	rule, err := rules.Create(ctx, &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
 		Spec: resourceapi.DeviceTaintRuleSpec{
-			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &s.Driver, Pool: &device.Pool, Device: &device.Device},
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &s.Driver, Pool: &device.Pool,
+				Device: &device.Device},
 			Taint: resourceapi.DeviceTaint{Key: "dra-conformance.example.com/test",
 				Effect: resourceapi.DeviceTaintEffectNoExecute},
 		}}, metav1.CreateOptions{})
@@ -196,8 +196,8 @@ func extendedResource(ctx context.Context, s *suite) (string, error) {
 	got, err := s.running(ctx, pod)
 	if err != nil {
 		if strings.Contains(err.Error(), "Insufficient "+name) {
-			return "", skip("the scheduler does not know " + name + ": the cluster lacks DRAExtendedResource, or no device " +
-				"is free")
+			return "", skip("the scheduler does not know " + name + ": the cluster lacks DRAExtendedResource, or no " +
+				"device is free")
 		}
 		return "", err
 	}

@@ -201,11 +201,12 @@ func forceDeleted(ctx context.Context, s *suite) (string, error) {
 	if _, err := s.running(ctx, names...); err != nil {
 		return "", fmt.Errorf("afterwards: %w", err)
 	}
-	return fmt.Sprintf("%d pods had the devices afterwards", len(names)), s.remove(ctx, metav1.DeleteOptions{}, names...)
+	return fmt.Sprintf("%d pods had the devices afterwards", len(names)),
+		s.remove(ctx, metav1.DeleteOptions{}, names...)
 }
 
 // restart makes a check that runs a command line with a pod running, deletes that pod, and starts another.
-func restart(what string, line func(*suite) string) func(context.Context, *suite) (string, error) {
+func restart(what string, line func(*suite) string) run {
 	return func(ctx context.Context, s *suite) (string, error) {
 		if line(s) == "" {
 			return "", skip("no command is given that " + what)

@@ -18,7 +18,7 @@ import (
 
 // sliceCheck makes a check of a function that looks at all slices of the driver. A pool may be in transition, so it
 // fails only when the timeout has passed.
-func sliceCheck(look func([]resourceapi.ResourceSlice) error) func(context.Context, *suite) (string, error) {
+func sliceCheck(look func([]resourceapi.ResourceSlice) error) run {
 	return func(ctx context.Context, s *suite) (string, error) {
 		var last error
 		err := s.until(ctx, "the slices", func(ctx context.Context) (bool, string, error) {
@@ -135,8 +135,8 @@ func counters(pool string, list []resourceapi.ResourceSlice) error {
 							device.Name, name, consumes.CounterSet)
 					}
 					if wants := consumes.Counters[name].Value; wants.Cmp(has.Value) > 0 {
-						return fmt.Errorf("pool %s: device %s can never be allocated: it consumes %s of counter %s/%s, "+
-							"which has %s", pool, device.Name, wants.String(), consumes.CounterSet, name,
+						return fmt.Errorf("pool %s: device %s can never be allocated: it consumes %s of counter "+
+							"%s/%s, which has %s", pool, device.Name, wants.String(), consumes.CounterSet, name,
 							has.Value.String())
 					}
 				}
@@ -203,8 +203,8 @@ func standardAttributes(pool string, list []resourceapi.ResourceSlice) error {
 					continue
 				}
 				if !valid {
-					return fmt.Errorf("pool %s: device %s has attribute %s of another type: %+v", pool, device.Name, name,
-						attribute)
+					return fmt.Errorf("pool %s: device %s has attribute %s of another type: %+v", pool,
+						device.Name, name, attribute)
 				}
 			}
 		}

@@ -131,7 +131,8 @@ func newWorld(t *testing.T, n int, f faults) (*world, Config, Access) {
 	access := Access{Client: w.client, Exec: w.exec, Run: w.run,
 		As: func(string, string) (kubernetes.Interface, error) {
 			client := fake.NewSimpleClientset()
-			client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object,
+				error) {
 				s := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
 				if *s.Spec.NodeName != nodeName && !f.anyNode {
 					return true, nil, apierrors.NewForbidden(schema.GroupResource{}, s.Name, errors.New("not its node"))
@@ -381,7 +382,8 @@ func (w *world) exec(_ context.Context, _, name string, command ...string) (stri
 	case w.faults.wrongMetadata:
 		device = "other"
 	}
-	if !strings.HasPrefix(command[1], "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/"+claim.Name+"/device/") {
+	const dir = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/"
+	if !strings.HasPrefix(command[1], dir+claim.Name+"/device/") {
 		return "", errors.New("no such file")
 	}
 	return fmt.Sprintf(`{"requests":[{"devices":[{"driver":%q,"pool":%q,"name":%q}]}]}`, driverName, nodeName, device), nil

@@ -61,16 +61,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var results []conformance.Result
 	err = conformance.Run(ctx, config, access, func(r conformance.Result) {
 		results = append(results, r)
-		fmt.Fprintf(stderr, "%s %s\n", r.Status, r.ID)
+		fmt.Fprintf(stderr, "%s %s %s\n", r.Status, r.ID, strings.ReplaceAll(r.Detail, "\n", " "))
 	})
-	if err != nil {
-		return err
-	}
 	write := conformance.WriteText
 	if o.output == "json" {
 		write = conformance.WriteJSON
 	}
-	if err := write(stdout, results); err != nil {
+	if err := errors.Join(err, write(stdout, results)); err != nil { // also the results until it was interrupted
 		return err
 	}
 	if conformance.Failed(results, config.Claimed) {
@@ -90,24 +87,30 @@ func parse(args []string, stderr io.Writer) (conformance.Config, options, error)
 	flags.StringVar(&o.claim, "claim", "", "`file` with the spec of a ResourceClaim; default: one device of the class")
 	flags.StringVar(&config.Node, "node", "", "`name` of the node for all pods; default: the first with devices")
 	flags.StringVar(&config.Image, "image", "registry.k8s.io/pause:3.10", "`image` of the pods")
-	words(flags, &config.Args, "args", "arguments of the container, separated by spaces, with which it runs until it is told "+
-		"to end")
+	words(flags, &config.Args, "args", "arguments of the container, separated by spaces, with which it runs until it is "+
+		"told to end")
 	words(flags, &config.Probe, "probe", "command in the container that prints which devices it has")
-	words(flags, &config.Cat, "cat", "command in the container that prints the file whose path is appended, such as cat")
-	flags.StringVar(&o.socket, "socket", "", "`path` of the plugin's dra.sock on the node, as this program sees it; may be a "+
-		"pattern, the newest counts")
+	words(flags, &config.Cat, "cat", "command in the container that prints the file whose path is appended, such "+
+		"as cat")
+	flags.StringVar(&o.socket, "socket", "", "`path` of the plugin's dra.sock on the node, as this program sees it; "+
+		"may be a pattern, the newest counts")
 	flags.StringVar(&config.CDIDir, "cdi-dir", "", "the node's `directory` with CDI files, as this program sees it")
 	flags.StringVar(&config.RestartPlugin, "restart-plugin", "", "command `line` that restarts the plugin on the node")
-	flags.StringVar(&config.RestartKubelet, "restart-kubelet", "", "command `line` that restarts the kubelet of the node")
-	flags.StringVar(&config.UpgradePlugin, "upgrade-plugin", "", "command `line` that replaces the plugin by another version")
+	flags.StringVar(&config.RestartKubelet, "restart-kubelet", "", "command `line` that restarts the kubelet of "+
+		"the node")
+	flags.StringVar(&config.UpgradePlugin, "upgrade-plugin", "", "command `line` that replaces the plugin by "+
+		"another version")
 	flags.StringVar(&config.Sick, "sick", "", "command `line` that makes one of several devices of the node sick")
 	flags.StringVar(&config.Well, "well", "", "command `line` that makes it healthy")
-	flags.DurationVar(&config.ForgottenAfter, "forgotten-after", 0, "`time` after which the driver releases a claim that the "+
-		"kubelet has forgotten")
-	parameters(flags, &config.Accepted, "accepts", "opaque parameters as `JSON` that the driver accepts; may be repeated")
-	parameters(flags, &config.Refused, "refuses", "opaque parameters as `JSON` that the driver must refuse; may be repeated")
+	flags.DurationVar(&config.ForgottenAfter, "forgotten-after", 0, "`time` after which the driver releases a claim that "+
+		"the kubelet has forgotten")
+	parameters(flags, &config.Accepted, "accepts", "opaque parameters as `JSON` that the driver accepts; may "+
+		"be repeated")
+	parameters(flags, &config.Refused, "refuses", "opaque parameters as `JSON` that the driver must refuse; may "+
+		"be repeated")
 	flags.StringVar(&config.ServiceAccount, "service-account", "", "the plugin's, as `namespace:name`")
-	list(flags, &config.Claimed, "claims", "`IDs` of optional checks that the driver claims to pass, separated by commas")
+	list(flags, &config.Claimed, "claims", "`IDs` of optional checks that the driver claims to pass, separated by "+
+		"commas")
 	list(flags, &config.Only, "only", "`IDs` of the checks to run, separated by commas")
 	flags.BoolVar(&o.list, "list", false, "print the IDs of all checks")
 	flags.DurationVar(&config.Timeout, "timeout", 2*time.Minute, "`time` after which a wait fails")
