@@ -318,7 +318,8 @@ func (s *suite) probe(ctx context.Context, pod string) (string, error) {
 	return s.Exec(ctx, s.namespace, pod, s.Probe...)
 }
 
-// freeDevices counts the devices of the class on the node that no claim holds, nor any that shares a counter.
+// freeDevices counts the devices of the class on the node that can be allocated at the same time. Of devices that
+// consume counters of one set, one counts.
 func (s *suite) freeDevices(ctx context.Context) (int, error) {
 	list, err := s.slices(ctx)
 	if err != nil {
@@ -328,23 +329,43 @@ func (s *suite) freeDevices(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	sets := map[string]bool{}
+	claims, err := s.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	held := map[string]bool{} // by pool/device
+	for _, claim := range claims.Items {
+		for _, name := range devices(claim.Status.Allocation, s.Driver) {
+			held[name] = true
+		}
+	}
+	free := map[string]bool{} // by device or counter set: whether none of its devices is held
 	for _, slice := range list {
 		if slice.Spec.NodeName != nil && *slice.Spec.NodeName != s.Node {
 			continue
 		}
 		for _, device := range slice.Spec.Devices {
-			if matches, err := selects(ctx, class, s.Driver, device); err != nil || !matches || tainted(device) {
+			key := slice.Spec.Pool.Name + "/device " + device.Name
+			if len(device.ConsumesCounters) > 0 {
+				key = slice.Spec.Pool.Name + "/set " + device.ConsumesCounters[0].CounterSet
+			}
+			if held[slice.Spec.Pool.Name+"/"+device.Name] {
+				free[key] = false
 				continue
 			}
-			key := "device " + device.Name
-			if len(device.ConsumesCounters) > 0 { // those of one card count once
-				key = "set " + device.ConsumesCounters[0].CounterSet
+			matches, err := selects(ctx, class, s.Driver, device)
+			if _, known := free[key]; err == nil && matches && !tainted(device) && !known {
+				free[key] = true
 			}
-			sets[slice.Spec.Pool.Name+"/"+key] = true
 		}
 	}
-	return len(sets), nil
+	count := 0
+	for _, usable := range free {
+		if usable {
+			count++
+		}
+	}
+	return count, nil
 }
 
 // tainted reports whether a taint keeps new claims from a device.

@@ -14,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
 
@@ -234,6 +235,20 @@ func TestGenerationRises(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// TestOthersHoldDevices: devices that others hold are not asked for.
+func TestOthersHoldDevices(t *testing.T) {
+	t.Parallel()
+	w, config, access := newWorld(t, deviceCap, faults{})
+	other := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "other"}}
+	other.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driverName, Pool: nodeName, Device: "dev-0"}}}}
+	must(t, w.client.Tracker().Add(other))
+	got := results(t, config, access, "pods-at-once")["pods-at-once"]
+	if got.Status != Pass || got.Detail != "3 pods" {
+		t.Errorf("got %s: %s, want 3 pods", got.Status, got.Detail)
 	}
 }
 
