@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -310,12 +311,16 @@ func devices(allocation *resourceapi.AllocationResult, driver string) []string {
 	return names
 }
 
-// probe returns what the container says of its devices; empty if there is no command for it.
+// probe returns what the container says of its devices; empty if there is no command for it. The order of lines does
+// not count: the kubelet writes variables in any order.
 func (s *suite) probe(ctx context.Context, pod string) (string, error) {
 	if len(s.Probe) == 0 || s.Exec == nil {
 		return "", nil
 	}
-	return s.Exec(ctx, s.namespace, pod, s.Probe...)
+	output, err := s.Exec(ctx, s.namespace, pod, s.Probe...)
+	lines := strings.FieldsFunc(output, func(r rune) bool { return r == '\n' || r == 0 }) // as in /proc/self/environ
+	slices.Sort(lines)
+	return strings.Join(lines, "\n"), err
 }
 
 // freeDevices counts the devices of the class on the node that can be allocated at the same time. Of devices that

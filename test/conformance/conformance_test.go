@@ -163,6 +163,8 @@ var planted = []fault{
 	{"parameters are not read", faults{acceptsAll: true}, nil, "config-refused", "a pod runs with"},
 	{"wrong parameters end the plugin", faults{crashesOnRefusal: true}, nil, "config-refused", "not now"},
 	{"alternatives have no parameters", faults{dropsAlternatives: true}, nil, "config-alternatives", "a pod runs with"},
+	{"alternatives have no parameters, by what containers see", faults{dropsAlternatives: true, showsParameters: true},
+		nil, "config-alternatives", "parameters=false"},
 	{"any node", faults{anyNode: true}, nil, "own-node", "may write slices of another node"},
 	{"one sick device taints all", faults{sickTaintsAll: true}, nil, "sick-device", "all devices of the node unusable"},
 	{"a restart heals", faults{sickForgotten: true}, nil, "sick-device", "after a restart"},

@@ -428,20 +428,59 @@ func (s *suite) refuses(ctx context.Context, parameters []byte, more ...func(*re
 	return reason, errors.Join(err, s.remove(ctx, metav1.DeleteOptions{}, name))
 }
 
-// configOfAlternatives: a configuration that names a request is for all of its subrequests.
+// configOfAlternatives: a configuration that names a request is for all of its subrequests. Accepted parameters show
+// it if the probe shows their effect, otherwise refused ones.
 func configOfAlternatives(ctx context.Context, s *suite) (string, error) {
-	if len(s.Refused) == 0 {
-		return "", skip("no parameters are given that the driver refuses")
-	}
 	if s.Spec.Devices.Requests[0].Exactly == nil {
 		return "", skip("the first request of the claim already has alternatives")
 	}
-	return s.refuses(ctx, s.Refused[0], func(spec *resourceapi.ResourceClaimSpec) {
-		first := &spec.Devices.Requests[0]
-		first.FirstAvailable = []resourceapi.DeviceSubRequest{{Name: "alternative",
-			DeviceClassName: first.Exactly.DeviceClassName, Selectors: first.Exactly.Selectors,
-			AllocationMode: first.Exactly.AllocationMode, Count: first.Exactly.Count,
-			Tolerations: first.Exactly.Tolerations, Capacity: first.Exactly.Capacity}}
-		first.Exactly = nil
-	})
+	for _, parameters := range s.Accepted {
+		if compared, err := s.sameForAlternatives(ctx, parameters); compared || err != nil {
+			return "by what the container sees", err
+		}
+	}
+	if len(s.Refused) == 0 {
+		return "", skip("no parameters are given that the driver refuses, or whose effect the probe shows")
+	}
+	return s.refuses(ctx, s.Refused[0], alternatives)
+}
+
+// alternatives turns the first request into one with a list of alternatives, which has one.
+func alternatives(spec *resourceapi.ResourceClaimSpec) {
+	first := &spec.Devices.Requests[0]
+	first.FirstAvailable = []resourceapi.DeviceSubRequest{{Name: "alternative",
+		DeviceClassName: first.Exactly.DeviceClassName, Selectors: first.Exactly.Selectors,
+		AllocationMode: first.Exactly.AllocationMode, Count: first.Exactly.Count,
+		Tolerations: first.Exactly.Tolerations, Capacity: first.Exactly.Capacity}}
+	first.Exactly = nil
+}
+
+// sameForAlternatives compares what containers see without parameters, with them, and with them for alternatives. It
+// reports whether the parameters can be seen at all.
+func (s *suite) sameForAlternatives(ctx context.Context, parameters []byte) (bool, error) {
+	with := s.withConfig(parameters)
+	var seen []string
+	for _, options := range [][]func(*resourceapi.ResourceClaimSpec){nil, {with}, {with, alternatives}} {
+		pod, claim, err := s.started(ctx, options...)
+		if err != nil {
+			return true, err
+		}
+		text, err := s.probe(ctx, pod.Name)
+		if err != nil {
+			return true, err
+		}
+		text = strings.ReplaceAll(text, string(claim.UID), "UID")
+		seen = append(seen, fmt.Sprint(devices(claim.Status.Allocation, s.Driver), text))
+		if err := s.remove(ctx, metav1.DeleteOptions{}, pod.Name); err != nil {
+			return true, err
+		}
+	}
+	if seen[0] == seen[1] {
+		return false, nil
+	}
+	if seen[1] != seen[2] {
+		return true, fmt.Errorf("with %s: the container sees %s, and with the same for alternatives %s", parameters,
+			oneLine(seen[1]), oneLine(seen[2]))
+	}
+	return true, nil
 }

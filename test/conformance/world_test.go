@@ -47,8 +47,9 @@ type world struct {
 
 	refused chan struct{} // closed when refusesInUpgrade has been seen
 
-	mu   sync.Mutex
-	pods map[string]*corev1.Pod
+	mu     sync.Mutex
+	pods   map[string]*corev1.Pod
+	probes int
 }
 
 // faults are what the driver and its plugin do wrong. The zero value does all right.
@@ -80,6 +81,7 @@ type faults struct {
 	rewritesSlices     bool // the plugin's restart writes slices
 	restartsContainers bool // a restart restarts containers
 	acceptsAll         bool // the parameters are not looked at
+	showsParameters    bool // containers see the effect of parameters
 	dropsAlternatives  bool // parameters for a request are not for its alternatives
 	crashesOnRefusal   bool
 	noStatus           bool
@@ -376,7 +378,14 @@ func (w *world) exec(_ context.Context, _, name string, command ...string) (stri
 	case command[0] == "probe" && w.faults.sharesEverything:
 		return "all", nil
 	case command[0] == "probe":
-		return device, nil
+		applies := func(c resourceapi.DeviceClaimConfiguration) bool {
+			return strings.Contains(string(c.Opaque.Parameters.Raw), "good") && w.faults.showsParameters &&
+				(claim.Spec.Devices.Requests[0].Exactly != nil || !w.faults.dropsAlternatives)
+		}
+		w.probes++ // the kubelet writes variables in any order
+		lines := []string{"device=" + device, "claim=" + string(claim.UID), fmt.Sprint("parameters=",
+			slices.ContainsFunc(claim.Spec.Devices.Config, applies))}
+		return strings.Join(slices.Concat(lines[w.probes%3:], lines[:w.probes%3]), "\x00"), nil
 	case w.faults.noMetadata:
 		return "", errors.New("no such file")
 	case w.faults.wrongMetadata:
