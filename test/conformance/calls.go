@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -184,10 +183,10 @@ func prepareAnswers(ctx context.Context, s *suite, claims []*drapb.Claim) (strin
 
 // shareIDs: the kubelet and metadata tell the shares of one device apart by it.
 func shareIDs(ctx context.Context, s *suite, claims []*drapb.Claim) (string, error) {
-	want := map[string]string{}
+	var want, got []string
 	for _, result := range s.samples[0].Devices.Results {
 		if result.Driver == s.Driver && result.ShareID != nil {
-			want[result.Pool+"/"+result.Device] = string(*result.ShareID)
+			want = append(want, fmt.Sprintf("%s/%s share %s", result.Pool, result.Device, *result.ShareID))
 		}
 	}
 	if len(want) == 0 {
@@ -198,9 +197,14 @@ func shareIDs(ctx context.Context, s *suite, claims []*drapb.Claim) (string, err
 		return "", err
 	}
 	for _, d := range prepared[0] {
-		if id := want[d.PoolName+"/"+d.DeviceName]; d.GetShareId() != id {
-			return "", fmt.Errorf("device %s has share ID %q, allocated is %q", d.DeviceName, d.GetShareId(), id)
+		if d.ShareId != nil {
+			got = append(got, fmt.Sprintf("%s/%s share %s", d.PoolName, d.DeviceName, *d.ShareId))
 		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		return "", fmt.Errorf("prepared %v, allocated %v", got, want)
 	}
 	return "", nil
 }
@@ -505,28 +509,4 @@ func forgottenClaim(ctx context.Context, s *suite, claims []*drapb.Claim) (strin
 		err := s.usable(ctx, 0)
 		return err == nil, fmt.Sprint(err), nil
 	})
-}
-
-func health(ctx context.Context, s *suite) (string, error) {
-	if s.Health == nil {
-		return "", skip("the plugin's socket is not given")
-	}
-	return watchHealth(ctx, s)
-}
-
-// nodeDevices returns the devices of the node as pool/device.
-func (s *suite) nodeDevices(ctx context.Context) (map[string]resourceapi.Device, error) {
-	list, err := s.slices(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]resourceapi.Device{}
-	for _, slice := range list {
-		if ptr.Deref(slice.Spec.NodeName, s.Node) == s.Node {
-			for _, device := range slice.Spec.Devices {
-				all[slice.Spec.Pool.Name+"/"+device.Name] = device
-			}
-		}
-	}
-	return all, nil
 }

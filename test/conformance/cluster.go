@@ -373,6 +373,23 @@ func (s *suite) freeDevices(ctx context.Context) (int, error) {
 	return count, nil
 }
 
+// nodeDevices returns the devices of the node as pool/device.
+func (s *suite) nodeDevices(ctx context.Context) (map[string]resourceapi.Device, error) {
+	list, err := s.slices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]resourceapi.Device{}
+	for _, slice := range list {
+		if ptr.Deref(slice.Spec.NodeName, s.Node) == s.Node {
+			for _, device := range slice.Spec.Devices {
+				all[slice.Spec.Pool.Name+"/"+device.Name] = device
+			}
+		}
+	}
+	return all, nil
+}
+
 // tainted reports whether a taint keeps new claims from a device.
 func tainted(device resourceapi.Device) bool {
 	for _, taint := range device.Taints {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -129,7 +130,7 @@ var planted = []fault{
 	{"an unknown claim", faults{unprepareUnknown: true}, nil, "unprepare-unknown", "claim unknown: not now"},
 	{"Unprepare reads the claim", faults{unprepareNeedsAPI: true}, nil, "unprepare-deleted", "no such claim"},
 	{"one call at a time", faults{exclusiveCalls: true}, nil, "calls-at-once", "not now"},
-	{"no share ID", faults{dropsShareID: true}, nil, "share-id", `has share ID ""`},
+	{"no share ID", faults{dropsShareID: true}, nil, "share-id", "prepared [], allocated [node-1/dev-0 share"},
 	{"a CDI device twice", faults{duplicateCDI: true}, nil, "cdi-names", "is there twice"},
 	{"an unqualified CDI device", faults{cdiName: "gpu-0"}, nil, "cdi-names", "is not a name"},
 	{"no CDI file", faults{noCDIFile: true}, nil, "cdi-resolves", "no file in the CDI directory defines"},
@@ -266,6 +267,17 @@ func TestOptional(t *testing.T) {
 		got := results(t, config, access, "device-status")["device-status"]
 		if got.Status != want || Failed([]Result{got}, config.Claimed) != claimed {
 			t.Errorf("claimed %v: got %s, want %s", claimed, got.Status, want)
+		}
+	}
+}
+
+// TestPage: the page has a row for each check, with its level.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/conformance.md")
+	must(t, err)
+	for _, c := range checks {
+		if row := fmt.Sprintf("\n| `%s` | %s | ", c.id, c.level); strings.Count(string(page), row) != 1 {
+			t.Errorf("the page does not have the row %q once", row)
 		}
 	}
 }
