@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -406,8 +407,10 @@ func configRefused(ctx context.Context, s *suite) (string, error) {
 func (s *suite) refuses(ctx context.Context, parameters []byte, more ...func(*resourceapi.ResourceClaimSpec)) (string,
 	error) {
 	claim, err := s.claim(ctx, append([]func(*resourceapi.ResourceClaimSpec){s.withConfig(parameters)}, more...)...)
-	if err != nil {
-		return "when it is created: " + err.Error(), nil
+	if refusal := apierrors.APIStatus(nil); errors.As(err, &refusal) { // by a webhook
+		return "when it is created: " + refusal.Status().Message, nil
+	} else if err != nil {
+		return "", err
 	}
 	name, err := s.pod(ctx, claim.Name)
 	if err != nil {

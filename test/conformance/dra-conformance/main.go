@@ -87,8 +87,8 @@ func parse(args []string, stderr io.Writer) (conformance.Config, options, error)
 	flags.StringVar(&o.claim, "claim", "", "`file` with the spec of a ResourceClaim; default: one device of the class")
 	flags.StringVar(&config.Node, "node", "", "`name` of the node for all pods; default: the first with devices")
 	flags.StringVar(&config.Image, "image", "registry.k8s.io/pause:3.10", "`image` of the pods")
-	words(flags, &config.Args, "args", "arguments of the container, separated by spaces, with which it runs until it is "+
-		"told to end")
+	words(flags, &config.Args, "args", "arguments of the container, separated by spaces, with which it runs until it "+
+		"is told to end")
 	words(flags, &config.Probe, "probe", "command in the container that prints which devices it has")
 	words(flags, &config.Cat, "cat", "command in the container that prints the file whose path is appended, such "+
 		"as cat")
@@ -102,8 +102,8 @@ func parse(args []string, stderr io.Writer) (conformance.Config, options, error)
 		"another version")
 	flags.StringVar(&config.Sick, "sick", "", "command `line` that makes one of several devices of the node sick")
 	flags.StringVar(&config.Well, "well", "", "command `line` that makes it healthy")
-	flags.DurationVar(&config.ForgottenAfter, "forgotten-after", 0, "`time` after which the driver releases a claim that "+
-		"the kubelet has forgotten")
+	flags.DurationVar(&config.ForgottenAfter, "forgotten-after", 0, "`time` after which the driver releases a claim "+
+		"that the kubelet has forgotten")
 	parameters(flags, &config.Accepted, "accepts", "opaque parameters as `JSON` that the driver accepts; may "+
 		"be repeated")
 	parameters(flags, &config.Refused, "refuses", "opaque parameters as `JSON` that the driver must refuse; may "+

@@ -29,7 +29,8 @@ func TestParse(t *testing.T) {
 		{"another format", "-driver a -o xml", "", "-o xml: want text or json"},
 		{"no JSON", "-driver a -accepts text", "", "cannot unmarshal"},
 		{"a claim", "-driver a -claim " + claim, "devices: {requests: [{name: a}]}", ""},
-		{"a claim without a request", "-driver a -claim " + claim, "devices: {}", "devices.requests: want at least one"},
+		{"a claim without a request", "-driver a -claim " + claim, "devices: {}",
+			"devices.requests: want at least one"},
 		{"a claim with an unknown field", "-driver a -claim " + claim, "device: {}", `unknown field "device"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
