@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -191,6 +191,10 @@ vulncheck: ## compare the programs with Go's database of vulnerabilities; VULNDB
 conformance: ## test what Kubernetes expects of any DRA driver, with this one, on a cluster of its own: three minutes (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) conformance
+
+chaos: ## break a cluster in every known way while pods come and go, and judge what is seen; CHAOS_FOR=1h, CHAOS_SEED=number (needs root)
+	@./hack/prerequisites.sh root
+	@$(DEV) chaos
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

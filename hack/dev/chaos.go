@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"os"
+)
+
+// chaosCluster has GPUs for partitions, for virtual machines, and of several models.
+var chaosCluster = cluster{name: "chaos", profiles: map[string]string{
+	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed",
+}}
+
+// chaos breaks a fresh cluster in every way that test/chaos knows. CHAOS_FOR is for how long, and CHAOS_SEED decides
+// what happens.
+func chaos(ctx context.Context) error {
+	return chaosCluster.fresh(ctx, program("chaos", "./test/chaos"), func(ctx context.Context, t target) error {
+		// Idle pods stay, unlike those of the demos.
+		if err := t.install(ctx, "--set", "idle.after=30m", "--set", "idle.eviction.enabled=false"); err != nil {
+			return err
+		}
+		args := []string{bin + "/chaos", "-cluster", clusterProgram, "-name", chaosCluster.name, "-helm", t.helm,
+			"-for", cmp.Or(os.Getenv("CHAOS_FOR"), "3m"), "-seed", cmp.Or(os.Getenv("CHAOS_SEED"), "1")}
+		return command{args: args, env: t.env()}.attach(ctx)
+	})
+}
