@@ -44,6 +44,18 @@ func TestSound(t *testing.T) {
 	}
 }
 
+// A node with one device: what needs two is skipped.
+func TestOneDevice(t *testing.T) {
+	t.Parallel()
+	_, config, access := newWorld(t, 1, faults{})
+	config.Timeout = time.Minute
+	for id, r := range results(t, config, access) {
+		if r.Status == Fail {
+			t.Errorf("%s: %s", id, r.Detail)
+		}
+	}
+}
+
 // fault is what a driver does wrong, and the check that must see it.
 type fault struct {
 	name   string
