@@ -26,6 +26,7 @@ var allowed = map[string][]string{
 	"internal/event":     {},
 	"internal/apiserver": {},
 	"internal/guard":     {},
+	"internal/remote":    {},
 	"internal/placement": {},
 	"pkg/steps":          {},
 	"pkg/inventory":      {"pkg/gpu"},
