@@ -41,6 +41,7 @@ func builds() []build {
 		{[]string{simulator + "gpu-demo", simulator + "sim-nvidia-smi", simulator + "sim-nvidia-cuda-mps-control",
 			driver + "mps-supervisor"},
 			"0", "-s -w", ""},
+		{[]string{driver + "gpu-remote"}, "0", "-s -w", "grpcnotrace"}, // server pods run it in an engine's image
 		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", driver + "cdi-hooks"},
 			"1",
 			`-s -w -linkmode external -extldflags "-static"`, ""},

@@ -45,8 +45,8 @@ func contents(p platform, bin, version string) ([]content, error) {
 			config: config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
 			// What changes often comes last, so that a runtime that has the rest fetches only that.
 			layers: [][]entry{base, program("nvidia-cdi-hook"), program("cdi-hooks"), program("sim-nvidia-smi"),
-				program("sim-nvidia-cuda-mps-control"), program("mps-supervisor"), program("dra-controller"),
-				program("dra-kubelet-plugin-sim"), program("dra-kubelet-plugin")},
+				program("sim-nvidia-cuda-mps-control"), program("mps-supervisor"), program("gpu-remote"),
+				program("dra-controller"), program("dra-kubelet-plugin-sim"), program("dra-kubelet-plugin")},
 		},
 		{
 			name: "gpu-dra-demo", platform: p,

@@ -242,7 +242,7 @@ func programs(t *testing.T, dir string) string {
 func copies(t *testing.T, program, dir string) string {
 	t.Helper()
 	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "cdi-hooks", "sim-nvidia-smi",
-		"sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller",
+		"sim-nvidia-cuda-mps-control", "mps-supervisor", "gpu-remote", "dra-controller",
 		"dra-kubelet-plugin-sim"} {
 		write(t, filepath.Join(dir, name), read(t, program))
 	}

@@ -86,6 +86,12 @@ var allowed = map[string][]string{
 	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 
+	// GPUs over the network: what is before the server of an engine, and the kubelet plugin of the clients' nodes.
+	"internal/remote/serve": {"internal/remote"},
+	"internal/remote/node":  {"internal/remote", "pkg/cdi", "pkg/gpu"},
+	"cmd/gpu-remote": {"internal/apiserver", "internal/remote", "internal/remote/node",
+		"internal/remote/serve"},
+
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
@@ -178,7 +184,7 @@ var onlyIn = map[string][]string{
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/preempt", "internal/controller/quota",
 		"internal/controller/retry",
-		"internal/cluster/read", "convert",
+		"internal/cluster/read", "internal/remote/node", "convert", "cmd/gpu-remote",
 		"cmd/dra-controller", "kubectl-gpu", "kubectl-gpu/commands",
 		"simulator/cmd/dra-kubelet-plugin-sim"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",

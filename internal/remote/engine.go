@@ -20,8 +20,6 @@ type Engine interface {
 	Token(conn net.Conn) (token string, replay net.Conn, err error)
 	// Port is the port of the engine's server, on the loopback device of its network namespace.
 	Port() int
-	// Libraries are the patterns of the client's libraries in the engine's image.
-	Libraries() []string
 }
 
 var engines = map[string]Engine{

@@ -29,10 +29,6 @@ func (lupine) Env(address, token string) []string {
 
 func (lupine) Port() int { return 14833 }
 
-func (lupine) Libraries() []string {
-	return []string{"/opt/lupine/lib/*.so.1", "/usr/lib/*-linux-gnu/libnghttp2.so.14"}
-}
-
 func (lupine) Token(conn net.Conn) (string, net.Conn, error) {
 	var read bytes.Buffer
 	in := io.TeeReader(io.LimitReader(conn, lupinePreface), &read)

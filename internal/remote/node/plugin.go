@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+const (
+	// libraries is where a container has the client's libraries.
+	libraries = "/usr/local/gpu-remote/lib"
+	// HookProgram is the name of the program that runs CDI hooks, in the image and in ClientDir.
+	HookProgram = "cdi-hooks"
+	// signPeriod is the time between two looks for a signed certificate.
+	signPeriod = 200 * time.Millisecond
+)
+
+// Config says what the plugin works with.
+type Config struct {
+	Driver      string // of remote devices
+	NodeName    string
+	PluginDir   string // for the socket and the records
+	RegistryDir string // where the kubelet looks for plugins
+	CDIDir      string
+	// ClientDir is a directory of the host, the same path here. It has the client's libraries in lib, and the program
+	// that runs CDI hooks.
+	ClientDir string
+	// Engine is the name of the engine whose client the containers get.
+	Engine string
+	Client kubernetes.Interface
+}
+
+// Plugin prepares claims for remote devices.
+type Plugin struct {
+	Config
+	engine   remote.Engine
+	address  string // of the relay
+	sessions *sessions
+	specs    *cdi.Specs
+	fatal    context.CancelCauseFunc
+}
+
+// Run relays the connections to l, and serves the kubelet, until ctx ends.
+func Run(ctx context.Context, c Config, l net.Listener) error {
+	p, err := newPlugin(c, l.Addr().String())
+	if err != nil {
+		return err
+	}
+	ctx, p.fatal = context.WithCancelCause(ctx)
+	defer p.fatal(nil)
+	helper, err := kubeletplugin.Start(ctx, p, kubeletplugin.DriverName(c.Driver), kubeletplugin.NodeName(c.NodeName),
+		kubeletplugin.KubeClient(c.Client), kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
+		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir), kubeletplugin.CDIDirectory(c.CDIDir),
+		kubeletplugin.HealthService(false))
+	if err != nil {
+		return fmt.Errorf("serve the kubelet: %w", err)
+	}
+	defer helper.Stop()
+	if err := (&relay{engine: p.engine, sessions: p.sessions}).serve(ctx, l); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	helper.Stop()
+	return p.leave()
+}
+
+// leave removes the files of the plugin if no claim is prepared. A new pod installs them again.
+func (p *Plugin) leave() error {
+	if !p.sessions.empty() {
+		return nil
+	}
+	return errors.Join(os.RemoveAll(p.ClientDir), os.RemoveAll(p.PluginDir))
+}
+
+func newPlugin(c Config, address string) (*Plugin, error) {
+	engine, err := remote.EngineOf(c.Engine)
+	if err != nil {
+		return nil, err
+	}
+	all, err := openSessions(filepath.Join(c.PluginDir, "sessions"))
+	if err != nil {
+		return nil, err
+	}
+	specs, err := cdi.NewSpecs(c.Driver, c.CDIDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Plugin{Config: c, engine: engine, address: address, sessions: all, specs: specs}, nil
+}
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (
+	map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		device, err := p.prepare(ctx, claim)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: []kubeletplugin.Device{device}}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Claim not prepared", "claim", klog.KObj(claim))
+			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
+		}
+	}
+	return results, nil
+}
+
+// prepare makes the session of a claim, or finds it, and writes its CDI spec.
+func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (kubeletplugin.Device, error) {
+	result, err := p.resultOf(claim)
+	if err != nil {
+		return kubeletplugin.Device{}, err
+	}
+	wanted, err := remote.SessionOf(claim, p.Driver, result.Device)
+	if err != nil {
+		return kubeletplugin.Device{}, err
+	}
+	if wanted.Engine != p.Engine {
+		return kubeletplugin.Device{}, fmt.Errorf("device %s is served by engine %s; this node has the client of %s",
+			result.Device, wanted.Engine, p.Engine)
+	}
+	s, ok := p.sessions.get(claim.UID)
+	if !ok || s.Session != wanted || s.Device != result.Device {
+		if s, err = p.newSession(ctx, claim.UID, result.Device, wanted); err != nil {
+			return kubeletplugin.Device{}, err
+		}
+	}
+	names, err := p.specs.WriteClaim(claim.UID, []cdi.Device{{Name: string(claim.UID), Access: p.access(s)}})
+	return kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device,
+		ShareID: result.ShareID, CDIDeviceIDs: names}, err
+}
+
+// resultOf returns the only remote device of the claim.
+func (p *Plugin) resultOf(claim *resourceapi.ResourceClaim) (resourceapi.DeviceRequestAllocationResult, error) {
+	var found []resourceapi.DeviceRequestAllocationResult
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == p.Driver {
+			found = append(found, r)
+		}
+	}
+	if len(found) != 1 {
+		return resourceapi.DeviceRequestAllocationResult{}, fmt.Errorf("the claim has %d remote GPUs: a claim can "+
+			"have 1, because a client has one address and one token", len(found))
+	}
+	return found[0], nil
+}
+
+// newSession makes a token and a key, gets a certificate for it, and records them.
+func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string, of remote.Session) (session, error) {
+	p.sessions.end(claim) // one with another server
+	request, key, err := remote.NewRequest(claim)
+	if err != nil {
+		return session{}, err
+	}
+	certificate, err := p.sign(ctx, request)
+	if err != nil {
+		return session{}, fmt.Errorf("certificate of the session: %w", err)
+	}
+	s := session{Claim: claim, Device: device, Session: of, Token: newToken(), Certificate: string(certificate),
+		Key: string(key)}
+	return s, p.sessions.put(s)
+}
+
+// sign waits until the controller has signed the request.
+func (p *Plugin) sign(ctx context.Context, request []byte) ([]byte, error) {
+	requests := p.Client.CertificatesV1().CertificateSigningRequests()
+	csr, err := requests.Create(ctx, &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "gpu-remote-"},
+		Spec: certificates.CertificateSigningRequestSpec{Request: request, SignerName: remote.Signer,
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}},
+	}, metav1.CreateOptions{})
+	for err == nil && len(csr.Status.Certificate) == 0 {
+		for _, c := range csr.Status.Conditions {
+			if c.Status == corev1.ConditionTrue && c.Type != certificates.CertificateApproved {
+				return nil, fmt.Errorf("%s: %s", c.Type, c.Message)
+			}
+		}
+		select {
+		case <-time.After(signPeriod):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the controller has not signed request %s: %w", csr.Name, ctx.Err())
+		}
+		csr, err = requests.Get(ctx, csr.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return csr.Status.Certificate, nil
+}
+
+// access is what a container gets.
+func (p *Plugin) access(s session) gpu.Access {
+	return gpu.Access{
+		// void: NVIDIA's container runtime, if installed, adds no GPUs of this node.
+		Env: append(p.engine.Env(p.address, s.Token), "NVIDIA_VISIBLE_DEVICES=void"),
+		Mounts: []gpu.Mount{{HostPath: filepath.Join(p.ClientDir, "lib"), ContainerPath: libraries,
+			Options: gpu.ReadOnly}},
+		Hooks: []gpu.Hook{{Name: "createContainer", Path: filepath.Join(p.ClientDir, HookProgram),
+			Args: []string{HookProgram, "update-ldcache", "--folder", libraries}}},
+	}
+}
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (p *Plugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (
+	map[types.UID]error, error) {
+	errs := map[types.UID]error{}
+	for _, claim := range claims {
+		err := p.specs.RemoveClaim(claim.UID)
+		if err == nil {
+			err = p.sessions.remove(claim.UID) // last: the record
+		}
+		errs[claim.UID] = err
+	}
+	return errs, nil
+}
+
+// HandleError implements kubeletplugin.DRAPlugin.
+func (p *Plugin) HandleError(_ context.Context, err error, message string) {
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		p.fatal(fmt.Errorf("%s: %w", message, err))
+	}
+}
+
+// WatchHealthStatus implements kubeletplugin.DRAPlugin.
+func (*Plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
