@@ -542,9 +542,9 @@ func TestContainer(t *testing.T) {
 	c := node.container(t)
 	token := c.variable("LUPINE_SESSION")
 	got := fmt.Sprintln(devices[0].Requests, devices[0].PoolName, devices[0].DeviceName, devices[0].CDIDeviceIDs, c)
-	want := fmt.Sprintf("[gpu] remote gpu-one [k8s.remote.gpu.nvidia.com/claim=a] {[LUPINE_SERVER=%s LUPINE_SESSION=%s "+
-		"NVIDIA_VISIBLE_DEVICES=void] [{%s/lib /usr/local/gpu-remote/lib}] "+
-		"[{%[3]s/cdi-hooks [cdi-hooks update-ldcache --folder /usr/local/gpu-remote/lib]}]}\n", node.address, token, node.ClientDir)
+	want := fmt.Sprintf("[gpu] remote gpu-one [k8s.remote.gpu.nvidia.com/claim=a] {[LUPINE_SERVER=%s "+
+		"LUPINE_SESSION=%s NVIDIA_VISIBLE_DEVICES=void] [{%s/lib /usr/local/gpu-remote/lib}] [{%[3]s/cdi-hooks "+
+		"[cdi-hooks update-ldcache --folder /usr/local/gpu-remote/lib]}]}\n", node.address, token, node.ClientDir)
 	if got != want || len(token) != 64 {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}

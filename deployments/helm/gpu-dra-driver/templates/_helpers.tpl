@@ -154,6 +154,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: mps-supervisor" }}
 {{- end }}
 
+{{/* The same for the plugin of nodes whose pods use GPUs of other nodes. */}}
+{{- define "gpu-dra-driver.remoteName" -}}
+{{- printf "%s-remote" (include "gpu-dra-driver.fullname" .) }}
+{{- end }}
+
+{{- define "gpu-dra-driver.remoteSelectorLabels" -}}
+{{- include "gpu-dra-driver.selectorLabels" . | replace "component: kubelet-plugin" "component: remote" }}
+{{- end }}
+
+{{- define "gpu-dra-driver.remoteLabels" -}}
+{{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: remote" }}
+{{- end }}
+
 {{/* The same for the controller. */}}
 {{- define "gpu-dra-driver.controllerName" -}}
 {{- printf "%s-controller" (include "gpu-dra-driver.fullname" .) }}
