@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
@@ -66,6 +67,9 @@ func serveCommand() *cobra.Command {
 	return cmd
 }
 
+// drainTime is how long connections stay after SIGTERM, for an engine that lets its clients finish. A pod has 30 s.
+const drainTime = 20 * time.Second
+
 // runServer runs the engine until it ends. At SIGTERM the engine can finish.
 func runServer(ctx context.Context, s *serve.Server, engine, listen string, command []string) error {
 	e, err := remote.EngineOf(engine)
@@ -92,6 +96,7 @@ func runServer(ctx context.Context, s *serve.Server, engine, listen string, comm
 		if err != nil {
 			return err
 		}
+		time.AfterFunc(drainTime, s.End) // an engine may end only after its clients
 		return engineEnded(ctx, <-ended)
 	case err := <-ended:
 		return engineEnded(ctx, err)

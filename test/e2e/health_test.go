@@ -47,11 +47,14 @@ func (s *suite) testHealth(t *testing.T) {
 	})
 }
 
-// replicas creates a Deployment whose pods have a claim from the template.
-func (s *suite) replicas(t *testing.T, namespace, name, node, template string, count int32) {
+// replicas creates a Deployment whose pods have a claim from the template, and these arguments instead of the usual.
+func (s *suite) replicas(t *testing.T, namespace, name, node, template string, count int32, args ...string) {
 	t.Helper()
-	pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image,
-		Args: []string{"show", "--stay"}}}, TerminationGracePeriodSeconds: ptr.To(int64(0))}
+	if len(args) == 0 {
+		args = []string{"show", "--stay"}
+	}
+	pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image, Args: args}},
+		TerminationGracePeriodSeconds: ptr.To(int64(0))}
 	onNode(node)(pod)
 	withTemplate(template)(pod)
 	labels := map[string]string{"app": name}

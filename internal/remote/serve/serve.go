@@ -157,6 +157,9 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
+// End ends all sessions.
+func (s *Server) End() { s.admit(nil) }
+
 // admit replaces the sessions, and closes the connections of those that are gone.
 func (s *Server) admit(claims []types.UID) remote.SessionList {
 	s.mu.Lock()

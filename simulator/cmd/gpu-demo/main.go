@@ -33,6 +33,8 @@ const usage = `gpu-demo prints which GPUs its container can use.
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
   gpu-demo cat FILE...        what the files say
   gpu-demo rm FILE...         remove files
+  gpu-demo engine             stand in for the server of Lupine, which carries GPUs over the network, until SIGTERM
+  gpu-demo remote [--stay]    stand in for its client: show in the container of the server; --stay then holds the connection
   gpu-demo nothing DRIVER     be the node's part of a DRA driver that has nothing to prepare, until SIGTERM and its last claim
                               is gone; /tmp/registered is there when the kubelet knows it
 `
@@ -83,6 +85,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return cat(args, out)
 	case command == "rm" && len(args) > 0:
 		return remove(args)
+	case command == "engine" && len(args) == 0:
+		return engine(ctx)
+	case command == "remote":
+		return showRemote(ctx, args, out)
 	case command == "nothing" && len(args) == 1:
 		return newNothing(kubeletDir, args[0], registeredFile).serve(ctx, kubeletDir)
 	case command == "help" || command == "--help" || command == "-h":
