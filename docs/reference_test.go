@@ -25,6 +25,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/network"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -53,7 +54,8 @@ func TestReference(t *testing.T) {
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "kinds": kinds,
 		"events": func(t *testing.T) string { return events(t, report.Events) },
 		"controllerEvents": func(t *testing.T) string {
-			return events(t, explain.Events, convert.Events, extender.Events, idle.Events, preempt.Events,
+			return events(t, explain.Events, convert.Events, extender.Events, idle.Events, network.Events,
+				preempt.Events,
 				struct{ NotAllocated, Evicted event.Kind }{explain.NotAllocated, eviction.Evicted})
 		},
 	}

@@ -110,6 +110,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 	f.DurationVar(&o.IdleWarning, "idle-warning", 0, "how long before its eviction a pod is warned that does not use "+
 		"its GPUs, in namespaces with the label "+idle.Label+"; 0: none is evicted")
 	f.BoolVar(&o.Quota, "quota", false, "hold claims to the GPUQuotas of their namespaces")
+	f.StringVar(&o.RemoteAccount, "remote-account", "", "user name of the plugin on nodes that use GPUs over the "+
+		"network, system:serviceaccount:NAMESPACE:NAME; empty: there are no such GPUs")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

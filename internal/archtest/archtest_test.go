@@ -95,7 +95,7 @@ var allowed = map[string][]string{
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
-	"internal/cluster":      {"pkg/gpu"},
+	"internal/cluster":      {"internal/remote", "pkg/gpu"},
 	"internal/cluster/read": {"internal/cluster"},
 
 	// The controller.
@@ -120,6 +120,8 @@ var allowed = map[string][]string{
 		"internal/guard", "internal/placement", "pkg/gpu"},
 	"internal/controller/idle": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
 		"internal/event"},
+	"internal/controller/network": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
+		"internal/event", "internal/remote", "pkg/gpu"},
 	"internal/controller/preempt": {"internal/cluster", "internal/cluster/read", "internal/controller/feature",
 		"internal/controller/metrics", "internal/event", "internal/why"},
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},
@@ -128,6 +130,7 @@ var allowed = map[string][]string{
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/idle", "internal/controller/metrics",
+		"internal/controller/network",
 		"internal/controller/preempt", "internal/controller/quota", "internal/controller/retry",
 		"internal/controller/strongest", "internal/cluster"},
 	"cmd/dra-controller": {"convert", "internal/apiserver", "internal/controller", "internal/controller/feature",
@@ -182,8 +185,8 @@ var onlyIn = map[string][]string{
 		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",
 		"internal/plugin/usage", "internal/controller", "internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
-		"internal/controller/feature", "internal/controller/preempt", "internal/controller/quota",
-		"internal/controller/retry",
+		"internal/controller/feature", "internal/controller/network", "internal/controller/preempt",
+		"internal/controller/quota", "internal/controller/retry",
 		"internal/cluster/read", "internal/remote/node", "convert", "cmd/gpu-remote",
 		"cmd/dra-controller", "kubectl-gpu", "kubectl-gpu/commands",
 		"simulator/cmd/dra-kubelet-plugin-sim"},

@@ -159,15 +159,18 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	fixed := slices.DeleteFunc(slices.Clone(a.Selectors), func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && mayDiffer(s.CEL.Expression)
 	})
-	one, found, held := Zero(), false, false
-	for _, k := range v.Kinds() {
-		if !v.AcceptsAll(ctx, k, class.Spec.Selectors) || !v.AcceptsAll(ctx, k, fixed) || !k.Has(asked) {
-			continue
-		}
-		found = true
-		if k.Type() != gpu.TypeMonitor {
-			held = true
-			one.raise(v.amountOfKind(k, asked))
+	one, found, held, ours := Zero(), false, false, false
+	for of := v; of != nil; of = of.Remote {
+		ours = ours || selects(class, of.driver)
+		for _, k := range of.Kinds() {
+			if !of.AcceptsAll(ctx, k, class.Spec.Selectors) || !of.AcceptsAll(ctx, k, fixed) || !k.Has(asked) {
+				continue
+			}
+			found = true
+			if k.Type() != gpu.TypeMonitor {
+				held = true
+				one.raise(of.amountOfKind(k, asked))
+			}
 		}
 	}
 	never := slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool {
@@ -176,7 +179,7 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	switch {
 	case ctx.Err() != nil:
 		return nil, false, ctx.Err()
-	case found && !held || !found && (never || !v.Ours(a.DeviceClassName)):
+	case found && !held || !found && (never || !ours):
 		return nil, false, nil
 	case !found:
 		one = Amount{AmountCores: 100, AmountGPUs: 1}
@@ -239,27 +242,37 @@ func (v *View) coresOf(k *DeviceKind) int64 {
 // held returns what the claim holds. unknown returns what counts for a device that is not published.
 func (v *View) held(claim *resourceapi.ResourceClaim,
 	unknown func(*resourceapi.DeviceRequestAllocationResult) Amount) Amount {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
 	all := Zero()
 	for _, r := range Results(claim) {
-		if r.Driver != v.driver {
-			continue
+		for of := v; of != nil; of = of.Remote {
+			if r.Driver != of.driver {
+				continue
+			}
+			if one, published := of.heldOf(&r); published {
+				all.Add(one, 1)
+			} else {
+				all.Add(unknown(&r), 1)
+			}
 		}
-		g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]
-		if g == nil || g.published() == 0 {
-			all.Add(unknown(&r), 1)
-			continue
-		}
-		h := v.charged(Held{DeviceRequestAllocationResult: &r}, g)
-		one := amount(h.Memory, h.Cores, 0)
-		switch k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(r.Device)}]; {
-		case !gpu.IsPart(r.Device) && g.Whole != nil:
-			one[AmountTFLOPS] = g.Whole.Kind.PeakCompute() * h.Cores / 100
-		case k != nil:
-			one[AmountTFLOPS] = k.PeakCompute()
-		}
-		all.Add(one, 1)
 	}
 	return all
+}
+
+// heldOf returns the amount of a device of the driver that a claim holds. published is false if the device is not.
+func (v *View) heldOf(r *resourceapi.DeviceRequestAllocationResult) (one Amount, published bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]
+	if g == nil || g.published() == 0 {
+		return nil, false
+	}
+	h := v.charged(Held{DeviceRequestAllocationResult: r}, g)
+	one = amount(h.Memory, h.Cores, 0)
+	switch k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(r.Device)}]; {
+	case !gpu.IsPart(r.Device) && g.Whole != nil:
+		one[AmountTFLOPS] = g.Whole.Kind.PeakCompute() * h.Cores / 100
+	case k != nil:
+		one[AmountTFLOPS] = k.PeakCompute()
+	}
+	return one, true
 }

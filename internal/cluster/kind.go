@@ -38,6 +38,7 @@ type DeviceKind struct {
 	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
 	Device resourceapi.Device
 
+	domain     resourceapi.QualifiedName // of the attributes, if it is remote
 	deviceType gpu.Type
 	product    string
 
@@ -46,11 +47,14 @@ type DeviceKind struct {
 	available availability // of the whole GPUs
 }
 
-func newKind(id string, d *resourceapi.Device) *DeviceKind {
-	k := &DeviceKind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
+func newKind(id string, d *resourceapi.Device, domain resourceapi.QualifiedName) *DeviceKind {
+	k := &DeviceKind{ID: id, domain: domain, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
 		AllowMultipleAllocations: d.AllowMultipleAllocations},
 		available: availability{map[string]int64{}, map[int64]int64{}, map[*GPU]struct{}{}}}
 	k.deviceType, k.product = gpu.Type(k.text("type")), k.text("productName")
+	if domain != "" {
+		k.deviceType = gpu.TypeGPU // a remote partition is shared as a GPU is
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 		c := d.Capacity[name]
 		if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
@@ -205,7 +209,7 @@ func (k *DeviceKind) Sharing() string { return k.text("sharing") }
 
 // SharedOnly reports whether only claims for shared GPUs get devices of the kind.
 func (k *DeviceKind) SharedOnly() bool {
-	return ptr.Deref(k.Device.Attributes["sharedOnly"].BoolValue, false)
+	return ptr.Deref(k.attribute("sharedOnly").BoolValue, false)
 }
 
 // Isolation returns what enforces the limits of shares.
@@ -213,7 +217,7 @@ func (k *DeviceKind) Isolation() string { return k.text("isolation") }
 
 // PeakCompute returns the peak compute rate in TFLOP/s. GPUs are ranked by it.
 func (k *DeviceKind) PeakCompute() int64 {
-	return ptr.Deref(k.Device.Attributes["peakCompute"].IntValue, 0)
+	return ptr.Deref(k.attribute("peakCompute").IntValue, 0)
 }
 
 // Capacity returns a capacity of the device in its published unit; 0: it has none.
@@ -250,11 +254,19 @@ func (k *DeviceKind) Most(name resourceapi.QualifiedName) (most resource.Quantit
 func (k *DeviceKind) isPart() bool { return k.Type() == gpu.TypeMIG || k.Type() == gpu.TypeVGPU }
 
 func (k *DeviceKind) multiprocessors() int64 {
-	return ptr.Deref(k.Device.Attributes["multiprocessors"].IntValue, 0)
+	return ptr.Deref(k.attribute("multiprocessors").IntValue, 0)
 }
 
 func (k *DeviceKind) text(name resourceapi.QualifiedName) string {
-	return ptr.Deref(k.Device.Attributes[name].StringValue, "")
+	return ptr.Deref(k.attribute(name).StringValue, "")
+}
+
+// attribute returns an attribute of the driver.
+func (k *DeviceKind) attribute(name resourceapi.QualifiedName) resourceapi.DeviceAttribute {
+	if k.domain != "" {
+		name = k.domain + "/" + name
+	}
+	return k.Device.Attributes[name]
 }
 
 // String returns a name for messages.

@@ -17,12 +17,17 @@ import (
 	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // View follows the slices of one driver, and the claims and device classes of the cluster. It makes no API calls.
 type View struct {
+	// Remote is the view of the GPUs over the network, without claims and classes. nil: there are none.
+	Remote *View
+
 	driver    string
+	domain    resourceapi.QualifiedName // of attributes, if the devices are remote: that of local devices; else empty
 	selectors *cel.Cache
 	results   *lru.Cache // resultKey → result
 
@@ -66,10 +71,14 @@ type Device struct {
 // Exists reports whether the partition exists. Those that the driver would create consume counters.
 func (d *Device) Exists() bool { return len(d.ConsumesCounters) == 0 }
 
-// New returns an empty view.
+// New returns an empty view. That of a driver of remote devices takes each for a whole GPU.
 func New(driver string) *View {
+	domain, isRemote := remote.Local(driver)
+	if !isRemote {
+		domain = ""
+	}
 	return &View{
-		driver:    driver,
+		driver: driver, domain: resourceapi.QualifiedName(domain),
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		results:   lru.New(cachedResults),
 		kinds:     map[string]*DeviceKind{}, byMap: map[uintptr]*DeviceKind{}, slices: map[string][]Device{},
@@ -83,8 +92,8 @@ func New(driver string) *View {
 // Driver returns the name of the driver.
 func (v *View) Driver() string { return v.driver }
 
-// SetSlice adds or updates a slice, which must not change any more. It ignores devices that are on no node: a fabric
-// may offer GPUs that it can attach to one (docs/composable.md).
+// SetSlice adds or updates a slice, which must not change any more. It ignores devices that are on no node, unless they
+// are remote: a fabric may offer GPUs that it can attach to one (docs/composable.md).
 func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
@@ -118,9 +127,9 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	v.addToNode(s, all)
 }
 
-// onNode reports whether the devices of the slice are the driver's, and on one node.
+// onNode reports whether the devices of the slice are the driver's, and on one node, or remote.
 func (v *View) onNode(s *resourceapi.ResourceSlice) bool {
-	return s.Spec.Driver == v.driver && s.Spec.NodeSelector == nil
+	return s.Spec.Driver == v.driver && (s.Spec.NodeSelector == nil || v.domain != "")
 }
 
 // DeleteSlice removes a slice.
@@ -180,7 +189,7 @@ func (v *View) dropUnused(g *GPU) {
 func (v *View) intern(key string, d *resourceapi.Device) *DeviceKind {
 	kind, ok := v.kinds[key]
 	if !ok {
-		kind = newKind(key, d)
+		kind = newKind(key, d, v.domain)
 		v.kinds[key] = kind
 		v.byMap[address(d.Attributes)] = kind
 	}

@@ -41,6 +41,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/network"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/quota"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
@@ -70,6 +71,8 @@ type Options struct {
 	IdleWarning time.Duration
 	// Quota holds claims to the GPUQuotas of their namespaces.
 	Quota bool
+	// RemoteAccount is the user name of the plugin on nodes that use GPUs over the network. Empty: there are none.
+	RemoteAccount string
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -161,6 +164,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	}
 	if o.Quota {
 		err = errors.Join(err, quota.Add(c))
+	}
+	if o.RemoteAccount != "" {
+		err = errors.Join(err, network.Add(ctx, c, network.Options{Namespace: o.Namespace, Account: o.RemoteAccount}))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

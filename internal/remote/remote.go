@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -44,6 +45,10 @@ const (
 
 // Driver returns the name of the driver of remote devices.
 func Driver(local string) string { return "remote." + local }
+
+// Local returns the name of the driver of the local devices behind those of a driver of remote devices. ok is false if
+// it is none.
+func Local(driver string) (local string, ok bool) { return strings.CutPrefix(driver, Driver("")) }
 
 // ServerLostTaint returns the key of the taint of a device whose server is lost.
 func ServerLostTaint(local string) string { return Driver(local) + "/server-lost" }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -31,6 +32,8 @@ type GPU struct {
 	// FabricDomain is the clique of an NVLink fabric of several nodes; empty: it is in none.
 	FabricDomain string `json:"fabricDomain,omitempty"`
 	Sharing      string `json:"sharing,omitempty"` // how claims share it; empty: only partitions are published
+	// Server is the node of a GPU over the network; empty: it is none.
+	Server string `json:"server,omitempty"`
 	// VMOnly means that only virtual machines can have it. Its model and memory may be unknown then.
 	VMOnly   bool   `json:"vmOnly,omitempty"`
 	Replicas int64  `json:"replicas,omitempty"` // how many claims a replicated GPU is for
@@ -133,6 +136,9 @@ func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 	for _, driver := range drivers {
 		v := cluster.New(driver)
 		of, modelAttribute := asGPUs(current(s.Slices, driver))
+		if local, isRemote := remote.Local(driver); isRemote {
+			of, modelAttribute = asLocal(of, local), productName
+		}
 		for _, slice := range of {
 			v.SetSlice(slice)
 		}
@@ -168,6 +174,7 @@ func (g *GPU) describe(known *cluster.GPU) {
 	if whole != nil {
 		tainted, uuid = []*cluster.Device{whole}, "uuid"
 		g.device = whole.Device
+		g.Server = text(g.device, "remoteNode")
 		replicas := g.device.Capacity["shares"].Value
 		g.Sharing, g.Replicas = text(g.device, "sharing"), replicas.Value()
 	}
@@ -341,6 +348,22 @@ func asGPUs(of []*resourceapi.ResourceSlice) (all []*resourceapi.ResourceSlice, 
 		all = append(all, s)
 	}
 	return all, model
+}
+
+// asLocal adds the names that attributes of remote devices have on local ones.
+func asLocal(of []*resourceapi.ResourceSlice, local string) (all []*resourceapi.ResourceSlice) {
+	for _, s := range of {
+		s = s.DeepCopy()
+		for _, d := range s.Spec.Devices {
+			for name, value := range maps.Clone(d.Attributes) {
+				if short, ok := strings.CutPrefix(string(name), local+"/"); ok {
+					d.Attributes[resourceapi.QualifiedName(short)] = value
+				}
+			}
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // text returns a string or version attribute.

@@ -231,10 +231,14 @@ func gpuTable(all []*GPU, f filter, o output) table {
 	return t
 }
 
-// sharingCell returns how claims share the GPU: a replicated one with the number of its replicas.
+// sharingCell returns how claims share the GPU: a replicated one with the number of its replicas, and one over the
+// network with the node of its server.
 func sharingCell(g *GPU) string {
 	if g.VMOnly {
 		return "vm only"
+	}
+	if g.Server != "" {
+		return "remote: " + g.Server
 	}
 	if g.Replicas > 0 {
 		return fmt.Sprintf("%s (%d)", g.Sharing, g.Replicas)

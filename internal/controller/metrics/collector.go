@@ -106,6 +106,14 @@ func NewQuotas() *prometheus.GaugeVec {
 		[]string{"namespace", "quota", "resource", "type"})
 }
 
+// NewRemoteGPUs returns how many GPUs over the network are published.
+func NewRemoteGPUs() *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "remote_gpus",
+		Help: "GPUs over the network, by the node of their server: allocated while a claim holds something of it, lost " +
+			"while the server of such a GPU does not answer, else free. They count among the GPUs of that node, too."},
+		ofNode)
+}
+
 // NewPanics returns the counter of panics that did not end the controller. The label is what it did.
 func NewPanics() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",
