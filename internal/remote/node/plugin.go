@@ -70,7 +70,8 @@ func Run(ctx context.Context, c Config, l net.Listener) error {
 	helper, err := kubeletplugin.Start(ctx, p, kubeletplugin.DriverName(c.Driver), kubeletplugin.NodeName(c.NodeName),
 		kubeletplugin.KubeClient(c.Client), kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir), kubeletplugin.CDIDirectory(c.CDIDir),
-		kubeletplugin.HealthService(false))
+		kubeletplugin.HealthService(false),
+		kubeletplugin.Serialize(false)) // a claim that waits for its certificate delays no other
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
