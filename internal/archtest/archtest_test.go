@@ -143,7 +143,8 @@ var allowed = map[string][]string{
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/gpu", "pkg/inventory", "pkg/nearest"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
-		"internal/placement", "internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
+		"internal/placement", "internal/remote",
+		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
 		"pkg/nodeconfig"},
 	"kubectl-gpu": {"kubectl-gpu/commands"},
 

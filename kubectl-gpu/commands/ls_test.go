@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,6 +78,24 @@ func TestLs(t *testing.T) {
 			of := &s.Slices[len(s.Slices)-1].Spec
 			of.Pool.Name, of.NodeName, of.AllNodes = "rack", nil, ptr.To(true)
 		}, "rack -o name", "rack/card-0", ""},
+		{"a GPU over the network", func(s *apiServer) {
+			remote := foreign()
+			remote.Spec.Driver, remote.Spec.NodeName = "remote.gpu.nvidia.com", nil
+			remote.Spec.Pool.Name, remote.Spec.NodeSelector = "remote", &corev1.NodeSelector{}
+			remote.Spec.Devices = []resourceapi.Device{{Name: "server-0", AllowMultipleAllocations: ptr.To(true),
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					"gpu.nvidia.com/type":        {StringValue: ptr.To("mig")},
+					"gpu.nvidia.com/productName": {StringValue: ptr.To("NVIDIA H100")},
+					"gpu.nvidia.com/remoteNode":  {StringValue: ptr.To("b")}},
+				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+					"memory": {Value: resource.MustParse("80Gi")}}}}
+			s.Slices = append(s.Slices, remote)
+			s.Claims[0].Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{
+				Driver: "remote.gpu.nvidia.com", Pool: "remote", Device: "server-0",
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse("20Gi")}}}
+		}, "remote --no-headers", "remote server-0 NVIDIA H100 remote: b ██░░░░░░░░ 20Gi/80Gi ░░░░░░░░░░ 0% " +
+			"<none> <none> ml/train (20Gi)", ""},
 		{"a driver without slices", nil, "--driver nic.example.com", "",
 			`no ResourceSlice is of the driver "nic.example.com"; the drivers of the cluster are: gpu.nvidia.com`},
 		{"no right to read slices", func(s *apiServer) { s.forbidden = []string{slicesPath} }, "", "",

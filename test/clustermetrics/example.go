@@ -29,9 +29,13 @@ func Example() *prometheus.Registry {
 	panics.WithLabelValues("")
 	quotas := metrics.NewQuotas()
 	quotas.WithLabelValues("", "", "memory", "used")
+	remote := metrics.NewRemoteGPUs()
+	remote.WithLabelValues("", "", "free")
+	remote.WithLabelValues("", "", "allocated")
+	remote.WithLabelValues("", "", "lost")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), metrics.NewEvictedIdlePods(), metrics.NewRetries(), metrics.NewPreemptions(),
-		metrics.NewPreemptedPods(), panics, quotas)
+		metrics.NewPreemptedPods(), panics, quotas, remote)
 	placement := extender.NewMetrics()
 	placement.SetIdle("", 0, 0)
 	registry.MustRegister(placement.All()...)

@@ -109,8 +109,9 @@ func NewQuotas() *prometheus.GaugeVec {
 // NewRemoteGPUs returns how many GPUs over the network are published.
 func NewRemoteGPUs() *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "remote_gpus",
-		Help: "GPUs over the network, by the node of their server: allocated while a claim holds something of it, lost " +
-			"while the server of such a GPU does not answer, else free. They count among the GPUs of that node, too."},
+		Help: "GPUs over the network, by the node of their server: allocated while a claim holds something of it, " +
+			"lost while the server of such a GPU does not answer, else free. They count among the GPUs of that " +
+			"node, too."},
 		ofNode)
 }
 

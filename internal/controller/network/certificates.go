@@ -93,7 +93,8 @@ func (c *Controller) create(ctx context.Context, owner *resourceapi.DeviceClass,
 	data map[string][]byte) error {
 	_, err := c.client.CoreV1().Secrets(c.Namespace).Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: owner.Name, UID: owner.UID}}},
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: owner.Name,
+			UID: owner.UID}}},
 		Type: corev1.SecretTypeOpaque, Data: data}, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create secret %s: %w", name, err)
@@ -109,7 +110,8 @@ func (c *Controller) sign(ctx context.Context) error {
 			has(request, certificatesv1.CertificateDenied) || has(request, certificatesv1.CertificateFailed) {
 			continue
 		}
-		if err := c.answer(ctx, request.DeepCopy()); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		err := c.answer(ctx, request.DeepCopy())
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			errs = append(errs, fmt.Errorf("certificate signing request %s: %w", request.Name, err))
 		}
 	}
@@ -135,7 +137,8 @@ func (c *Controller) answer(ctx context.Context, request *certificatesv1.Certifi
 		return err
 	}
 	if !has(request, certificatesv1.CertificateApproved) {
-		setCondition(request, certificatesv1.CertificateApproved, "SessionAdmitted", "a pod of the node uses the claim")
+		setCondition(request, certificatesv1.CertificateApproved, "SessionAdmitted",
+			"a pod of the node uses the claim")
 		if request, err = api.UpdateApproval(ctx, request.Name, request, metav1.UpdateOptions{}); err != nil {
 			return err
 		}

@@ -34,7 +34,8 @@ func TestCertificates(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWorld(t)
-			for _, line := range []string{"server a 1 0", "server b 2 1", "silent b", "claim c a", "claim waits b", "round"} {
+			for _, line := range []string{"server a 1 0", "server b 2 1", "silent b", "claim c a", "claim waits b",
+				"round"} {
 				w.do(line)
 			}
 			w.use("c", "pod", "client", "pod")

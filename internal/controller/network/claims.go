@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
@@ -75,7 +76,7 @@ func (c *Controller) report(ctx context.Context, claim *resourceapi.ResourceClai
 	}
 	text := fmt.Sprintf("%v %v", s.conditions, s.data)
 	for _, r := range c.results(claim) {
-		text += fmt.Sprintf(" %s/%v", r.Device, ptrString(r.ShareID))
+		text += fmt.Sprintf(" %s/%v", r.Device, ptr.Deref(r.ShareID, ""))
 	}
 	if c.told[claim.UID] == text {
 		return nil
@@ -105,7 +106,8 @@ func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim
 		}
 		for _, w := range s.conditions {
 			since := metav1.NewTime(c.now())
-			if before := meta.FindStatusCondition(conditionsOf(live, r), w.kind); before != nil && before.Status == w.status {
+			before := meta.FindStatusCondition(conditionsOf(live, r), w.kind)
+			if before != nil && before.Status == w.status {
 				since = before.LastTransitionTime
 			}
 			d.WithConditions(metaapply.Condition().WithType(w.kind).WithStatus(w.status).WithReason(w.reason).
@@ -135,16 +137,10 @@ func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim
 // conditionsOf returns the conditions of a device in the claim.
 func conditionsOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) []metav1.Condition {
 	for _, d := range claim.Status.Devices {
-		if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device && ptrString(d.ShareID) == ptrString(r.ShareID) {
+		if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device &&
+			ptr.Deref(d.ShareID, "") == string(ptr.Deref(r.ShareID, "")) {
 			return d.Conditions
 		}
 	}
 	return nil
-}
-
-func ptrString[S ~string](s *S) string {
-	if s == nil {
-		return ""
-	}
-	return string(*s)
 }

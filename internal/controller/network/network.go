@@ -110,7 +110,8 @@ func Add(ctx context.Context, f *feature.Controller, o Options) error {
 	driver := f.View.Driver()
 	p := &publisher{client: api, driver: remote.Driver(driver)}
 	c := &Controller{Options: o, driver: driver, view: f.View, known: f.Known, guard: f.Guard, client: api,
-		direct: f.Direct, gpus: metrics.NewRemoteGPUs(), publish: p.publish, caller: &caller{address: address}, now: time.Now}
+		direct: f.Direct, gpus: metrics.NewRemoteGPUs(), publish: p.publish, caller: &caller{address: address},
+		now: time.Now}
 	c.reset()
 	f.View.Remote = cluster.New(remote.Driver(driver))
 	slices := informers.NewSharedInformerFactoryWithOptions(api, resync, informers.WithTweakListOptions(

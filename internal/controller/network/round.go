@@ -118,8 +118,8 @@ func (c *Controller) admit(ctx context.Context, issuer remote.Authority, held ma
 	return errors.Join(errs...)
 }
 
-// devices returns what is published, sorted by name: what can be used, and what is lost while claims hold it. It forgets
-// the others.
+// devices returns what is published, sorted by name: what can be used, and what is lost while claims hold it. It
+// forgets the others.
 func (c *Controller) devices(held map[string][]types.UID) []resourceapi.Device {
 	for name := range held {
 		if c.servers[name] == nil {
@@ -240,14 +240,19 @@ type publisher struct {
 	controller *resourceslice.Controller // nil: nothing is published yet
 }
 
+// clients selects the nodes whose pods can use remote devices.
+func clients() *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: remote.ClientLabel,
+			Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}}}}
+}
+
 // perSlice is the most devices of a slice with taints.
 const perSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
 // publish publishes the devices. The class owns the slices, so that they are deleted with it.
 func (p *publisher) publish(ctx context.Context, class *resourceapi.DeviceClass, devices []resourceapi.Device) error {
-	pool := resourceslice.Pool{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: remote.ClientLabel,
-			Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}}}}}
+	pool := resourceslice.Pool{NodeSelector: clients()}
 	for part := range slices.Chunk(devices, perSlice) {
 		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: part})
 	}
@@ -262,7 +267,8 @@ func (p *publisher) publish(ctx context.Context, class *resourceapi.DeviceClass,
 	p.controller.Stop()
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{DriverName: p.driver,
 		KubeClient: p.client, Resources: resources, Owner: &resourceslice.Owner{
-			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: class.Name, UID: class.UID}})
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: class.Name,
+			UID: class.UID}})
 	p.controller, p.owner = controller, class.UID
 	return err
 }

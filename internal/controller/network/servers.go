@@ -168,7 +168,8 @@ func remoteDevice(driver string, local *resourceapi.Device,
 	held *resourceapi.DeviceRequestAllocationResult) (resourceapi.Device, error) {
 	all := local.Capacity["memory"].Value
 	memory := all.Value()
-	consumed, shares, of := held.ConsumedCapacity["memory"], held.ConsumedCapacity["shares"], local.Capacity["shares"].Value
+	consumed, shares := held.ConsumedCapacity["memory"], held.ConsumedCapacity["shares"]
+	of := local.Capacity["shares"].Value
 	switch {
 	case consumed.Sign() > 0:
 		memory = consumed.Value()
@@ -178,7 +179,8 @@ func remoteDevice(driver string, local *resourceapi.Device,
 	if memory <= 0 {
 		return resourceapi.Device{}, fmt.Errorf("device %s/%s has no memory", held.Pool, held.Device)
 	}
-	size, least, none := *resource.NewQuantity(memory, resource.BinarySI), resource.MustParse("1Mi"), resource.Quantity{}
+	size, least := *resource.NewQuantity(memory, resource.BinarySI), resource.MustParse("1Mi")
+	none := *resource.NewQuantity(0, resource.BinarySI)
 	d := resourceapi.Device{
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{},
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
@@ -186,8 +188,9 @@ func remoteDevice(driver string, local *resourceapi.Device,
 			"memory": {Value: size, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &size,
 				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &least, Max: &size}}},
 			// For selectors that are written for local devices.
-			resourceapi.QualifiedName(driver) + "/memory": {Value: size, RequestPolicy: &resourceapi.CapacityRequestPolicy{
-				Default: &none, ValidValues: []resource.Quantity{none}}},
+			resourceapi.QualifiedName(driver) + "/memory": {Value: size,
+				RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &none,
+					ValidValues: []resource.Quantity{none}}},
 		},
 		AllowMultipleAllocations: ptr.To(true),
 		BindingConditions:        []string{remote.SessionReady},

@@ -117,7 +117,8 @@ func (w *world) lead() {
 		return all
 	}
 	w.Controller.requests = func() (all []*certificatesv1.CertificateSigningRequest) {
-		list, err := w.api.CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
+		list, err := w.api.CertificatesV1().CertificateSigningRequests().List(context.Background(),
+			metav1.ListOptions{})
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -188,7 +189,8 @@ func (w *world) start() *standIn {
 	s := &standIn{}
 	s.Server = httptest.NewUnstartedServer(s)
 	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		secret, err := w.api.CoreV1().Secrets(namespace).Get(context.Background(), remote.ServerSecret, metav1.GetOptions{})
+		secret, err := w.api.CoreV1().Secrets(namespace).Get(context.Background(), remote.ServerSecret,
+			metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -202,7 +204,8 @@ func (w *world) start() *standIn {
 func (w *world) create(namespace, name string, results ...resourceapi.DeviceRequestAllocationResult) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
 		UID: types.UID(name)}}
-	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: results}}
 	if _, err := w.api.ResourceV1().ResourceClaims(namespace).Create(w.Context(), claim,
 		metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
