@@ -141,7 +141,8 @@ var allowed = map[string][]string{
 		"pkg/api", "pkg/gpu", "pkg/sharing"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
-	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/gpu", "pkg/inventory", "pkg/nearest"},
+	"internal/why": {"internal/cluster", "internal/cluster/read", "internal/remote", "pkg/gpu", "pkg/inventory",
+		"pkg/nearest"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -144,7 +145,7 @@ func (e *explanation) missingClass(p subrequest, of origin) string {
 }
 
 // classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, what
-// nodes need for virtual machines, or the class that was likely meant.
+// nodes need for virtual machines or remote GPUs, or the class that was likely meant.
 func (e *explanation) classHint(name string) string {
 	if !nearest.Profile(name) {
 		if e.classes[name] != nil && (strings.HasPrefix(name, "vfio.") || strings.HasPrefix(name, "vgpu.")) {
@@ -154,6 +155,9 @@ func (e *explanation) classHint(name string) string {
 			}
 			return "; an administrator offers GPUs to virtual machines (virtualMachines.enabled of the chart), a " +
 				"node needs " + needs + ", and the command check says what is missing"
+		}
+		if _, isRemote := remote.Local(name); isRemote && e.classes[name] != nil {
+			return "; server pods offer GPUs over the network to nodes with the label " + remote.ClientLabel + "=true"
 		}
 		if e.classes[name] != nil {
 			return ""
