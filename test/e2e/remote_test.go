@@ -92,7 +92,7 @@ func (s *suite) remoteServer(t *testing.T, node string) *corev1.Pod {
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
 			VolumeMounts: append(tools, corev1.VolumeMount{Name: "certificates", MountPath: "/etc/gpu-remote"}),
 			SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{
-				Add: []corev1.Capability{"SYS_ADMIN"}}}}},
+				Add: []corev1.Capability{"SYS_ADMIN", "NET_ADMIN"}}}}},
 		Volumes: []corev1.Volume{
 			{Name: "tools", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			{Name: "certificates", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{

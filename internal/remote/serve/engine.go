@@ -77,16 +77,23 @@ func (e *Engine) run(cmd *exec.Cmd, started chan<- error) {
 	}
 }
 
-// isolate moves the thread into a network namespace that has only the loopback device.
+// isolate moves the thread into a network namespace that has only the loopback device. What the thread starts does not
+// have the capabilities for that.
 func isolate() error {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("make a network namespace: %w: the container needs the capability SYS_ADMIN", err)
-		}
-		return fmt.Errorf("make a network namespace: %w", err)
+	err := unix.Unshare(unix.CLONE_NEWNET)
+	if err == nil {
+		err = loopbackUp()
 	}
-	if err := loopbackUp(); err != nil {
-		return fmt.Errorf("start the loopback device: %w", err)
+	for _, capability := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN} {
+		if err == nil {
+			err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+		}
+	}
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w: the container needs the capabilities SYS_ADMIN, NET_ADMIN and SETPCAP", err)
+	}
+	if err != nil {
+		return fmt.Errorf("make a network namespace: %w", err)
 	}
 	return nil
 }
