@@ -82,7 +82,8 @@ func runServer(ctx context.Context, s *serve.Server, engine, listen string, comm
 	if err != nil {
 		return fmt.Errorf("start engine %s: %w", engine, err)
 	}
-	l, err := net.Listen("tcp", listen)
+	listener := net.ListenConfig{Control: remote.LimitLoss, KeepAliveConfig: remote.Keepalive}
+	l, err := listener.Listen(ctx, "tcp", listen)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -73,6 +74,41 @@ func TestLupineToken(t *testing.T) {
 				t.Errorf("got %d bytes, %v, want the %d that were sent", len(got), err, len(row.bytes)+4)
 			}
 		})
+	}
+}
+
+// An accepted connection has the timeout of its listener, and so has one that is dialed.
+func TestLimitLoss(t *testing.T) {
+	listener := net.ListenConfig{Control: LimitLoss}
+	l, err := listener.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dialer := net.Dialer{Control: LimitLoss}
+	dialed, err := dialer.DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dialed.Close()
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	for _, conn := range []net.Conn{dialed, accepted} {
+		raw, err := conn.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Control(func(fd uintptr) {
+			got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+			if err != nil || got != 60_000 {
+				t.Errorf("got %d ms, %v, want 60000", got, err)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

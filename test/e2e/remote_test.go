@@ -31,8 +31,9 @@ const (
 // testRemote gives a GPU to a pod on another node, with a stand-in for Lupine, and then the one of another server.
 func (s *suite) testRemote(t *testing.T) {
 	s.needs(t, remoteGates...)
-	ns, serverNode, clientNode := s.namespace(t, "remote"), s.node(t, "l40s-x4"), s.node(t, "workstation")
-	s.labelNode(t, clientNode, remoteLabel, "true")
+	serverNode, clientNode := s.node(t, "l40s-x4"), s.node(t, "workstation")
+	s.labelNode(t, clientNode, remoteLabel, "true") // until the pods are gone, whose claims the plugin there releases
+	ns := s.namespace(t, "remote")
 	server := s.remoteServer(t, serverNode)
 	local := s.allocated(t, server)
 

@@ -78,7 +78,8 @@ func (r *relay) handle(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	dialer := tls.Dialer{NetDialer: &net.Dialer{Timeout: dialTimeout}, Config: config}
+	dialer := tls.Dialer{Config: config, NetDialer: &net.Dialer{Timeout: dialTimeout, Control: remote.LimitLoss,
+		KeepAliveConfig: remote.Keepalive}}
 	server, err := dialer.Dial("tcp", s.Address)
 	if err != nil {
 		return fmt.Errorf("claim %s: connect to its server: %w", s.Claim, err)
