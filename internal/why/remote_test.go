@@ -27,8 +27,8 @@ func TestRemote(t *testing.T) {
 		want   string
 	}{
 		{"free, on a node that may use it", "true", "", "", "claim c fits now on 1 of 1 nodes"},
-		{"the node may not", "false", "", "", "no node has a device of class remote.gpu.nvidia.com; server pods offer " +
-			"GPUs over the network to nodes with the label gpu.nvidia.com/remote-client=true"},
+		{"the node may not", "false", "", "", "no node has a device of class remote.gpu.nvidia.com; server pods " +
+			"offer GPUs over the network to nodes with the label gpu.nvidia.com/remote-client=true"},
 		{"another claim has it", "true", asked, "",
 			"the 1 device of class remote.gpu.nvidia.com are held by other claims"},
 		{"its server is lost", "true", "", name + "/server-lost", "each of the 1 device of class " +
