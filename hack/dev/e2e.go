@@ -18,6 +18,7 @@ var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
 	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "workstation", "node-4": "mixed",
 	"node-5": "a16-x4",
 }, audit: []string{"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-kubelet-plugin",
+	"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-remote",
 	"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-controller"},
 	flags: []string{"--runtime-config", "resource.k8s.io/v1beta1=true"}} // for clients of the older API
 

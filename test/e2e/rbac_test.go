@@ -65,6 +65,9 @@ func (s *suite) testRights(t *testing.T) {
 	s.must(t, err)
 	plugin := s.plugin(t, s.node(t, "l40s-x4"))
 	t.Run("plugin", func(t *testing.T) { s.testRightsOf(t, plugin, log, sparePlugin) })
+	remote := plugin.DeepCopy() // its pod is gone
+	remote.Spec.ServiceAccountName = strings.Replace(remote.Spec.ServiceAccountName, "-kubelet-plugin", "-remote", 1)
+	t.Run("plugin of clients' nodes", func(t *testing.T) { s.testRightsOf(t, remote, log, nil) })
 	controller := s.controllers(t)[0]
 	t.Run("controller", func(t *testing.T) { s.testRightsOf(t, &controller, log, spareController) })
 }
