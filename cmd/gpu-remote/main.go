@@ -106,13 +106,15 @@ func runServer(ctx context.Context, s *serve.Server, engine, listen string, comm
 
 // engineEnded returns the error of an engine that was not told to end.
 func engineEnded(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("the engine has ended: %w", err)
+	select {
+	case <-ctx.Done():
+		return nil
+	default:
+		return fmt.Errorf("the engine has ended: %w", err)
+	}
 }
 
 func nodeCommand() *cobra.Command {

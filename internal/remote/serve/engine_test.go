@@ -30,9 +30,12 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, func() { _ = l.Close() })
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
+	go func() {
+		<-terminated
+		_ = l.Close()
+	}()
 	for {
 		conn, err := l.Accept()
 		if err != nil {
