@@ -92,15 +92,13 @@ func SessionOf(claim *resourceapi.ResourceClaim, driver, device string) (Session
 	return Session{}, ErrNotReady
 }
 
-// SessionsPath is the path at which a server takes and gives the sessions, on ServerPort, from a client with the
-// certificate of the controller. PUT replaces them: the body is a SessionList. Connections of all others end. Both
-// answer with the SessionList, or with 503 while the engine does not accept connections.
+// SessionsPath is the path at which a server takes its sessions, on ServerPort, from a client with the certificate of
+// the controller. PUT replaces them: the body is a SessionList. Connections of all others end. The answer is the same
+// SessionList, or 503 until the engine accepts connections.
 const SessionsPath = "/sessions"
 
 // SessionList are the sessions that a server accepts.
 type SessionList struct {
 	// Claims are the UIDs of the admitted claims.
 	Claims []types.UID `json:"claims"`
-	// Connections counts the open connections of each claim that has any. Only answers have it.
-	Connections map[types.UID]int `json:"connections,omitempty"`
 }

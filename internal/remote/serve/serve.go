@@ -148,31 +148,27 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	answer := s.admit(list.Claims)
+	s.admit(list.Claims)
 	if err := s.probe(); err != nil {
 		http.Error(w, fmt.Sprintf("reach the engine: %v", err), http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer)
+	_ = json.NewEncoder(w).Encode(list)
 }
 
 // End ends all sessions.
 func (s *Server) End() { s.admit(nil) }
 
 // admit replaces the sessions, and closes the connections of those that are gone.
-func (s *Server) admit(claims []types.UID) remote.SessionList {
+func (s *Server) admit(claims []types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sessions := map[types.UID]map[net.Conn]bool{}
-	answer := remote.SessionList{Claims: claims, Connections: map[types.UID]int{}}
 	for _, claim := range claims {
 		if sessions[claim] = s.sessions[claim]; sessions[claim] == nil {
 			sessions[claim] = map[net.Conn]bool{}
 			s.Log.Info("session admitted", "claim", claim)
-		}
-		if n := len(sessions[claim]); n > 0 {
-			answer.Connections[claim] = n
 		}
 	}
 	for claim, conns := range s.sessions {
@@ -185,7 +181,6 @@ func (s *Server) admit(claims []types.UID) remote.SessionList {
 		}
 	}
 	s.sessions = sessions
-	return answer
 }
 
 // probe returns an error until the engine has accepted a connection. When the engine ends, so does this program.
