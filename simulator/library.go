@@ -22,6 +22,7 @@ import (
 type library struct {
 	*server.Server
 	node *node.Node
+	root string // of a container, which reaches only some GPUs; "" on the node
 
 	mu      sync.Mutex
 	uses    int    // Init minus Shutdown
@@ -30,12 +31,12 @@ type library struct {
 
 var _ nvml.Interface = (*library)(nil)
 
-func newLibrary(n *node.Node) *library {
+func newLibrary(n *node.Node, root string) *library {
 	s, err := server.New()
 	if err != nil {
 		panic(err) // only options can fail, and there are none
 	}
-	l := &library{Server: s, node: n}
+	l := &library{Server: s, node: n, root: root}
 	delegate(&s.Interface)
 	refuse(&s.Interface)
 	return l
@@ -100,6 +101,8 @@ func (l *library) read() (*node.View, nvml.Return) {
 		return nil, nvml.ERROR_UNKNOWN
 	case v.Unloaded:
 		return nil, nvml.ERROR_DRIVER_NOT_LOADED
+	case l.root != "":
+		return v.Reachable(l.root), nvml.SUCCESS
 	}
 	return v, nvml.SUCCESS
 }

@@ -53,7 +53,7 @@ func Open(dir string, p Profile) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wrap(n), nil
+	return wrap(n, ""), nil
 }
 
 // Attach returns the node in dir, or ErrNoNode if there is none.
@@ -62,11 +62,15 @@ func Attach(dir string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wrap(n), nil
+	return wrap(n, ""), nil
 }
 
-func wrap(n *node.Node) *Node {
-	return &Node{Node: n, library: sync.OnceValue(func() *library { return newLibrary(n) })}
+// Within returns the node for programs with this root, as those of a container: the management library has only what
+// they can reach.
+func Within(n *node.Node, root string) *Node { return wrap(n, root) }
+
+func wrap(n *node.Node, root string) *Node {
+	return &Node{Node: n, library: sync.OnceValue(func() *library { return newLibrary(n, root) })}
 }
 
 // NVML returns the management library of the node, always the same value. It is safe for concurrent use. Each call

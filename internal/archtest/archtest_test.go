@@ -159,7 +159,7 @@ var allowed = map[string][]string{
 	"simulator/mps":         {"simulator/node"},
 	"simulator/cuda":        {"simulator/mps", "simulator/node"},
 	// The simulator behind NVML's C interface, for programs of others.
-	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding"},
+	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding", "simulator/smi"},
 	"simulator/libnvml/binding": {},
 	"simulator/libnvml/build":   {},
 	"simulator/cmd/dra-kubelet-plugin-sim": {"internal/app", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/hwprofile",

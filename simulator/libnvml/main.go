@@ -9,6 +9,8 @@ package main
 import "C"
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/libnvml/binding"
+	"github.com/gpudra/gpu-dra-driver/simulator/smi"
 )
 
 var library = binding.New(open)
@@ -68,9 +71,6 @@ var opened struct {
 // if the node is to be created.
 func open() (nvml.Interface, nvml.Return) {
 	dir, profile := setting("SIMULATE_DIR"), setting("SIMULATE_PROFILE")
-	if dir == "" {
-		dir = simulator.DefaultDir
-	}
 	opened.Lock()
 	defer opened.Unlock()
 	if opened.node == nil || opened.dir != dir || opened.profile != profile {
@@ -85,13 +85,21 @@ func open() (nvml.Interface, nvml.Return) {
 	return lib, lib.Init()
 }
 
+// openNode opens the node in dir, or else the default one. Without variables, a container has the GPUs of its claim.
 func openNode(dir, profile string) (*simulator.Node, error) {
-	if profile == "" {
-		return simulator.Attach(dir)
+	at := cmp.Or(dir, simulator.DefaultDir)
+	if profile != "" {
+		p, err := simulator.FindProfile(profile, "")
+		if err != nil {
+			return nil, err
+		}
+		return simulator.Open(at, p)
 	}
-	p, err := simulator.FindProfile(profile, "")
-	if err != nil {
-		return nil, err
+	n, err := simulator.Attach(at)
+	if dir == "" && errors.Is(err, simulator.ErrNoNode) {
+		if found, root, missing := smi.Here().Node(); missing == nil {
+			return simulator.Within(found, root), nil
+		}
 	}
-	return simulator.Open(dir, p)
+	return n, err
 }

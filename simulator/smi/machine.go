@@ -9,10 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
@@ -46,8 +43,8 @@ var errNoLibrary = errors.New("no libnvidia-ml.so")
 // errNoDriver means that there is a library, but no driver is loaded.
 var errNoDriver = errors.New("the driver is not loaded")
 
-// findLibrary finds the library and returns its view and root.
-func (m Machine) findLibrary() (*node.View, string, error) {
+// Node returns the node whose library is found, to be read only, and its root.
+func (m Machine) Node() (*node.Node, string, error) {
 	for _, root := range m.Roots {
 		for _, dir := range libraryDirs {
 			found, err := node.FindLibraries(filepath.Join(root, dir))
@@ -55,17 +52,23 @@ func (m Machine) findLibrary() (*node.View, string, error) {
 				continue
 			}
 			n, err := node.AttachLibrary(found[0])
-			if err != nil {
-				return nil, "", err
-			}
-			v, err := n.View()
-			if err == nil && v.Unloaded {
-				err = errNoDriver
-			}
-			return v, root, err
+			return n, root, err
 		}
 	}
 	return nil, "", errNoLibrary
+}
+
+// findLibrary finds the library and returns its view and root.
+func (m Machine) findLibrary() (*node.View, string, error) {
+	n, root, err := m.Node()
+	if err != nil {
+		return nil, "", err
+	}
+	v, err := n.View()
+	if err == nil && v.Unloaded {
+		err = errNoDriver
+	}
+	return v, root, err
 }
 
 // administered returns the node if it can be changed from here, and its GPUs: those in ids, or all. On the node itself,
@@ -73,7 +76,7 @@ func (m Machine) findLibrary() (*node.View, string, error) {
 // files is enough, and a plugin of simulated GPUs has no access to device nodes. In a container the library is
 // read-only: then n is nil, and the GPUs are those that the container can reach.
 func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err error) {
-	if !onNode(root) {
+	if !node.OnNode(root) {
 		gpus, err := choose(reachable(v, root), ids)
 		return nil, gpus, err
 	}
@@ -86,9 +89,6 @@ func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err
 	gpus, err = choose(gpus, ids)
 	return n, gpus, err
 }
-
-// onNode reports whether the root is the driver root in a node's directory.
-func onNode(root string) bool { return filepath.Base(root) == "root" }
 
 // Reachable returns what a program can use here: the GPUs whose device nodes it can open, or their partitions in MIG
 // mode. On a real machine, a CUDA program sees only the first partition.
@@ -116,47 +116,13 @@ type gpu struct {
 	partitions []node.Partition // those that the program can reach
 }
 
-// reachable returns the GPUs whose device nodes can be opened: the node exists, has the GPU's numbers, and this process
-// may use it. Opening it returns ENXIO, because no driver has the number.
+// reachable returns the GPUs and partitions of the view that a program with this root can use.
 func reachable(v *node.View, root string) []gpu {
 	var out []gpu
-	for _, c := range v.GPUs {
-		if v.Major != 0 && reaches(filepath.Join(root, "dev", c.DeviceNode()), v.Major, c.Minor) {
-			out = append(out, gpu{c, len(out), reachablePartitions(v, root, c)})
-		}
+	for _, c := range v.Reachable(root).GPUs {
+		out = append(out, gpu{c, c.Index, c.Partitions()})
 	}
 	return out
-}
-
-// reachablePartitions returns the partitions of the GPU whose device nodes (GPU instance and compute instance) can be
-// opened. On the node it returns all, as for an administrator: the runtime creates these nodes in containers only.
-func reachablePartitions(v *node.View, root string, c node.GPU) []node.Partition {
-	var out []node.Partition
-	for _, p := range c.Partitions() {
-		all := true
-		for _, minor := range c.Capabilities(p) {
-			all = all && (onNode(root) || reaches(filepath.Join(root, "dev", node.CapabilityNode(minor)), v.Major,
-				minor))
-		}
-		if all {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func reaches(path string, major, minor int) bool {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR ||
-		uint64(st.Rdev) != unix.Mkdev(uint32(major), uint32(minor)) { //nolint:unconvert // differs between architectures
-		return false
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
-	if err == nil {
-		f.Close()
-		return false // a driver answers, so it is not a simulated GPU
-	}
-	return errors.Is(err, syscall.ENXIO)
 }
 
 // choose returns the GPUs of the option -i: indexes, UUIDs, serial numbers or PCI addresses, separated by commas.

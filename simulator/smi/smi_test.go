@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
@@ -179,6 +180,55 @@ func TestPartitionsNeedDeviceNodes(t *testing.T) {
 	if got, want := run(n.DriverRoot(), "-L", "-i", "0"), gpu+fmt.Sprintf(big, 0)+fmt.Sprintf(small, 1)+
 		"exit 0\n"; got != want {
 		t.Errorf("on the node, got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// TestLibraryInContainer checks that NVML in a container has only the GPU and partition whose device nodes are there.
+func TestLibraryInContainer(t *testing.T) {
+	n := laidOut(t, "dgx-h100")
+	must(t, n.SwitchMIG("2", hwprofile.Enabled))
+	for _, place := range []string{"1g.10gb@4", "2g.20gb@0"} {
+		_, err := n.CreatePartition("2", place)
+		must(t, err)
+	}
+	v, err := n.View()
+	must(t, err)
+	c := v.GPUs[2]
+	mine := c.Partitions()[1]
+	root := container(t, n, 2)
+	minors := c.Capabilities(mine)
+	allow(t, n, root, minors[:]...)
+
+	found, at, err := smi.Machine{Roots: []string{root}}.Node()
+	must(t, err)
+	lib := simulator.Within(found, at).NVML()
+	succeed(t, lib.Init())
+	count, ret := lib.DeviceGetCount()
+	succeed(t, ret)
+	d, ret := lib.DeviceGetHandleByIndex(0)
+	succeed(t, ret)
+	id, ret := d.GetUUID()
+	succeed(t, ret)
+	if count != 1 || id != c.UUID {
+		t.Errorf("got %d GPUs, the first is %s, want only %s", count, id, c.UUID)
+	}
+	if _, ret := lib.DeviceGetHandleByUUID(v.GPUs[0].UUID); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("GPU of others: %v, want %v", ret, nvml.ERROR_NOT_FOUND)
+	}
+	partition, ret := d.GetMigDeviceHandleByIndex(0)
+	succeed(t, ret)
+	if id, ret = partition.GetUUID(); ret != nvml.SUCCESS || id != mine.Compute.UUID {
+		t.Errorf("first partition: %s, %v, want %s", id, ret, mine.Compute.UUID)
+	}
+	if _, ret := d.GetMigDeviceHandleByIndex(1); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("partition of others: %v, want %v", ret, nvml.ERROR_NOT_FOUND)
+	}
+}
+
+func succeed(t *testing.T, ret nvml.Return) {
+	t.Helper()
+	if ret != nvml.SUCCESS {
+		t.Fatal(ret)
 	}
 }
 
