@@ -240,7 +240,8 @@ func restart(what string, line func(*suite) string) run {
 		}
 		ends := []string{pod.Name}
 		if free == 0 { // the new pod needs the device of the first
-			if err := errors.Join(s.unchanged(ctx, pod.Name, saw), s.remove(ctx, metav1.DeleteOptions{}, ends...)); err != nil {
+			err := s.unchanged(ctx, pod.Name, saw)
+			if err := errors.Join(err, s.remove(ctx, metav1.DeleteOptions{}, ends...)); err != nil {
 				return "", err
 			}
 			ends = nil
