@@ -45,8 +45,7 @@ func TestCertificates(t *testing.T) {
 			csr := w.request(row.claim, row.user, row.node)
 			foreign := csr.DeepCopy()
 			foreign.Name, foreign.Spec.SignerName = "foreign", "example.com/signer"
-			foreign, err := api.Create(t.Context(), foreign, metav1.CreateOptions{})
-			if err != nil {
+			if _, err := api.Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			for range 2 { // a second look changes nothing
@@ -54,7 +53,8 @@ func TestCertificates(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if csr, err = api.Get(t.Context(), "r", metav1.GetOptions{}); err != nil {
+			csr, err := api.Get(t.Context(), "r", metav1.GetOptions{})
+			if err != nil {
 				t.Fatal(err)
 			}
 			if got := w.answerOf(csr); got != row.want {

@@ -57,7 +57,6 @@ type standIn struct {
 	mu     sync.Mutex
 	claims []types.UID
 	silent bool
-	caller string
 }
 
 func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
