@@ -65,6 +65,20 @@ func IdentityOf(c *x509.Certificate) (Identity, error) {
 	return i, nil
 }
 
+// ServerOf returns the server that takes the certificate of a session. certificate is PEM.
+func ServerOf(certificate []byte) (types.UID, error) {
+	block, _ := pem.Decode(certificate)
+	if block == nil {
+		return "", errors.New("the certificate is not PEM")
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return "", err
+	}
+	identity, err := IdentityOf(leaf)
+	return identity.Server, err
+}
+
 // Authority issues the certificates of servers, of sessions and of the controller.
 type Authority struct {
 	certificate *x509.Certificate

@@ -19,6 +19,9 @@ const lostAfter = time.Minute
 // Keepalive finds an idle connection between node and server lost after half a minute.
 var Keepalive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
+// AcceptPause is the pause after a connection that could not be accepted.
+const AcceptPause = 100 * time.Millisecond
+
 // LimitLoss is the Control of sockets between node and server, for connections with data on the way.
 func LimitLoss(_, _ string, c syscall.RawConn) error {
 	var failed error

@@ -88,7 +88,7 @@ func (c *Controller) report(ctx context.Context, claim *resourceapi.ResourceClai
 	return nil
 }
 
-// write writes the status of the claim, and the event. It ignores a claim that is gone or has other devices.
+// write writes the status of the claim, and the event. It ignores a claim that is gone.
 func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim, s state) error {
 	api := c.client.ResourceV1().ResourceClaims(claim.Namespace)
 	live, err := api.Get(ctx, claim.Name, metav1.GetOptions{})
@@ -125,7 +125,7 @@ func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim
 	_, err = api.ApplyStatus(ctx, resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...)),
 		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
+	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil || s.event == nil {

@@ -40,11 +40,18 @@ type server struct {
 // lost reports whether claims cannot use the device.
 func (s *server) lost(now time.Time) bool { return s.pod == nil || now.Sub(s.answered) >= patience }
 
-// deviceName returns the name of the device that the pod serves. A new pod of the same name is another device.
+// deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is the
+// pod after a restart of a container, because what clients had on the GPU is lost.
 func deviceName(pod *corev1.Pod) string {
-	name := fmt.Sprintf("%s-%.4x", pod.Name, sha256.Sum256([]byte(pod.UID)))
+	id := string(pod.UID)
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.RestartCount > 0 {
+			id += fmt.Sprintf(" %s %d", c.Name, c.RestartCount)
+		}
+	}
+	name := fmt.Sprintf("%s-%.4x", pod.Name, sha256.Sum256([]byte(id)))
 	if len(validation.IsDNS1123Label(name)) > 0 || gpu.IsPart(name) {
-		return fmt.Sprintf("server-%.4x", sha256.Sum256([]byte(pod.UID)))
+		return fmt.Sprintf("server-%.4x", sha256.Sum256([]byte(id)))
 	}
 	return name
 }
@@ -265,7 +272,8 @@ func (c *Controller) look(ctx context.Context) error {
 			}
 			c.offers[pod.UID] = o
 		}
-		s := c.servers[deviceName(pod)]
+		o.device.Name = deviceName(pod)
+		s := c.servers[o.device.Name]
 		switch {
 		case errors.Is(o.err, errRefused):
 			errs = append(errs, c.tell(ctx, Events.ServerRefused, event.PodReference(pod), o.err.Error()))

@@ -20,6 +20,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -250,6 +251,15 @@ func (w *world) do(line string) {
 		err = w.api.CoreV1().Pods(namespace).Delete(w.Context(), f[1], metav1.DeleteOptions{})
 	case "restart": // POD: the container
 		w.servers[f[1]].claims = nil
+		var pod *corev1.Pod
+		pod, err = w.api.CoreV1().Pods(namespace).Get(w.Context(), f[1], metav1.GetOptions{})
+		if apierrors.IsNotFound(err) { // it has ended
+			err = nil
+			break
+		}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "server", RestartCount: 1}}
+		_, err = w.api.CoreV1().Pods(namespace).UpdateStatus(w.Context(), pod, metav1.UpdateOptions{})
+		w.devices[f[1]] = deviceName(pod)
 	case "silent":
 		w.servers[f[1]].silent = true
 	case "answers":

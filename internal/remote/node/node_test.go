@@ -334,9 +334,8 @@ func TestSessions(t *testing.T) {
 	a := node.mustPrepare(t, claimOf(t, "a", one))
 	b := node.mustPrepare(t, claimOf(t, "b", one))
 	elsewhere := node.mustPrepare(t, claimOf(t, "c", two))
-	stolen := claimOf(t, "d", two)
-	serverOf["d"] = "one" // its certificate is for the other
-	misled := node.mustPrepare(t, stolen)
+	stolen := claimOf(t, "d", &server{pod: "one", address: two.address})
+	misled := node.mustPrepare(t, stolen) // its certificate is for the other server
 	spoofed := node.mustPrepare(t, claimOf(t, "e", false1))
 	late := node.mustPrepare(t, claimOf(t, "late", one))
 	if status, list := one.admit(t, "a", "b", "d", "e"); status != http.StatusOK || len(list.Claims) != 4 {

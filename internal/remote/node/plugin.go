@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
 
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
@@ -32,6 +33,8 @@ const (
 	HookProgram = "cdi-hooks"
 	// signPeriod is the time between two looks for a signed certificate.
 	signPeriod = 200 * time.Millisecond
+	// claimsAtOnce is how many claims may be prepared at once without waiting for each other, by and large.
+	claimsAtOnce = 1024
 )
 
 // Config says what the plugin works with.
@@ -56,6 +59,7 @@ type Plugin struct {
 	address  string // of the relay
 	sessions *sessions
 	specs    *cdi.Specs
+	working  keymutex.KeyMutex // by claim: a call prepares or releases it
 	fatal    context.CancelCauseFunc
 }
 
@@ -107,7 +111,8 @@ func newPlugin(c Config, address string) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plugin{Config: c, engine: engine, address: address, sessions: all, specs: specs}, nil
+	return &Plugin{Config: c, engine: engine, address: address, sessions: all, specs: specs,
+		working: keymutex.NewHashed(claimsAtOnce)}, nil
 }
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
@@ -127,6 +132,8 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 // prepare makes the session of a claim, or finds it, and writes its CDI spec.
 func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (kubeletplugin.Device, error) {
+	p.working.LockKey(string(claim.UID))
+	defer func() { _ = p.working.UnlockKey(string(claim.UID)) }()
 	result, err := p.resultOf(claim)
 	if err != nil {
 		return kubeletplugin.Device{}, err
@@ -167,7 +174,9 @@ func (p *Plugin) resultOf(claim *resourceapi.ResourceClaim) (resourceapi.DeviceR
 
 // newSession makes a token and a key, gets a certificate for it, and records them.
 func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string, of remote.Session) (session, error) {
-	p.sessions.end(claim) // one with another server
+	if err := p.sessions.remove(claim); err != nil { // one with another server
+		return session{}, err
+	}
 	request, key, err := remote.NewRequest(claim)
 	if err != nil {
 		return session{}, err
@@ -175,6 +184,12 @@ func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string,
 	certificate, err := p.sign(ctx, request)
 	if err != nil {
 		return session{}, fmt.Errorf("certificate of the session: %w", err)
+	}
+	switch server, err := remote.ServerOf(certificate); {
+	case err != nil:
+		return session{}, err
+	case server != of.Server: // the claim has been allocated another one since
+		return session{}, fmt.Errorf("the certificate is for server %s, the claim has %s", server, of.Server)
 	}
 	s := session{Claim: claim, Device: device, Session: of, Token: newToken(), Certificate: string(certificate),
 		Key: string(key)}
@@ -225,13 +240,18 @@ func (p *Plugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 	map[types.UID]error, error) {
 	errs := map[types.UID]error{}
 	for _, claim := range claims {
-		err := p.specs.RemoveClaim(claim.UID)
-		if err == nil {
-			err = p.sessions.remove(claim.UID) // last: the record
-		}
-		errs[claim.UID] = err
+		errs[claim.UID] = p.unprepare(claim.UID)
 	}
 	return errs, nil
+}
+
+func (p *Plugin) unprepare(claim types.UID) error {
+	p.working.LockKey(string(claim))
+	defer func() { _ = p.working.UnlockKey(string(claim)) }()
+	if err := p.specs.RemoveClaim(claim); err != nil {
+		return err
+	}
+	return p.sessions.remove(claim) // last: the record
 }
 
 // HandleError implements kubeletplugin.DRAPlugin.

@@ -45,8 +45,10 @@ func (r *relay) serve(ctx context.Context, l net.Listener) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("accept connections: %w", err)
+		if err != nil { // such as too many open files
+			klog.FromContext(ctx).Error(err, "Connection not accepted")
+			time.Sleep(remote.AcceptPause)
+			continue
 		}
 		go func() {
 			defer conn.Close()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/renameio/v2"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
@@ -70,8 +71,9 @@ func openSessions(dir string) (*sessions, error) {
 			return nil, err
 		}
 		var one session
-		if err := json.Unmarshal(text, &one); err != nil {
-			return nil, fmt.Errorf("read record %s: %w", file, err)
+		if err := json.Unmarshal(text, &one); err != nil { // the claim gets another session when it is prepared again
+			klog.Background().Error(err, "Record of a session ignored", "file", file)
+			continue
 		}
 		s.note(one)
 	}
@@ -80,7 +82,9 @@ func openSessions(dir string) (*sessions, error) {
 
 func (s *sessions) file(claim types.UID) string { return filepath.Join(s.dir, string(claim)+".json") }
 
+// note replaces the session of the claim.
 func (s *sessions) note(one session) {
+	delete(s.byToken, sha256.Sum256([]byte(s.byClaim[one.Claim].Token)))
 	s.byClaim[one.Claim] = one
 	s.byToken[sha256.Sum256([]byte(one.Token))] = one.Claim
 }

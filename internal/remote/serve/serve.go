@@ -64,8 +64,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("accept connections: %w", err)
+		if err != nil { // such as too many open files
+			s.Log.Warn("connection not accepted", "reason", err)
+			time.Sleep(remote.AcceptPause)
+			continue
 		}
 		go func() {
 			if err := s.handle(ctx, conn, calls.conns); err != nil {
@@ -186,14 +188,17 @@ func (s *Server) admit(claims []types.UID) {
 // probe returns an error until the engine has accepted a connection. When the engine ends, so does this program.
 func (s *Server) probe() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.answered {
+	answered := s.answered
+	s.mu.Unlock()
+	if answered {
 		return nil
 	}
 	conn, err := s.Dial()
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.answered = true
 	return conn.Close()
 }
