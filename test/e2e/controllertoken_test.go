@@ -44,6 +44,14 @@ func (s *suite) testControllerToken(t *testing.T) {
 			t.Errorf("delete %T %s: got error %v, want a refusal", o, o.GetName(), err)
 		}
 	}
+	slice := s.slicesOf(t, node)[0]
+	if err := as.Update(t.Context(), slice.DeepCopy(), client.DryRunAll); !apierrors.IsForbidden(err) {
+		t.Errorf("update slice %s: got error %v, want a refusal", slice.Name, err)
+	}
+	slice.Name, slice.ResourceVersion = "e2e-other", ""
+	if err := as.Create(t.Context(), &slice, client.DryRunAll); !apierrors.IsForbidden(err) {
+		t.Errorf("create a slice of the plugin: got error %v, want a refusal", err)
+	}
 	if err := as.Status().Patch(t.Context(), pod, client.RawPatch(types.MergePatchType,
 		[]byte(`{"status":{"reason":"x"}}`)), client.DryRunAll); !apierrors.IsForbidden(err) {
 		t.Errorf("write the status of pod %s: got error %v, want a refusal", pod.Name, err)
@@ -108,22 +116,31 @@ func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, 
 var limitOfController = map[string]string{
 	"create resource.k8s.io/resourceclaimtemplates": "a policy, tried here",
 	"delete resource.k8s.io/resourceclaimtemplates": "a policy, tried here",
-	"delete pods":                                           "a policy, tried here",
-	"patch pods/status":                                     "a policy, tried here",
-	"create pods/eviction":                                  "a policy: testIdlePod; with preemption nothing",
-	"create secrets":                                        "a policy, tried here",
-	"update secrets":                                        "its names, tried here",
-	"patch resource.k8s.io/deviceclasses":                   "its names, tried here",
-	"update coordination.k8s.io/leases":                     "its names, tried here",
-	"delete coordination.k8s.io/leases":                     "its names, tried here",
-	"create coordination.k8s.io/leases":                     "its namespace",
-	"patch events":                                          "its namespace",
-	"create events":                                         "nothing",
-	"update resource.nvidia.com/gpuquotas/status":           "nothing",
-	"create resource.k8s.io/devicetaintrules":               "nothing; only with preemption",
-	"deletecollection resource.k8s.io/devicetaintrules":     "nothing; only with preemption",
-	"patch " + webhooks + "validatingwebhookconfigurations": "its names, tried here",
-	"patch " + webhooks + "mutatingwebhookconfigurations":   "its names, tried here",
+	"delete pods":                                                    "a policy, tried here",
+	"patch pods/status":                                              "a policy, tried here",
+	"create pods/eviction":                                           "a policy: testIdlePod; with preemption nothing",
+	"create secrets":                                                 "a policy, tried here",
+	"create resource.k8s.io/resourceslices":                          "a policy, tried here",
+	"update resource.k8s.io/resourceslices":                          "a policy, tried here",
+	"delete resource.k8s.io/resourceslices":                          "a policy, tried here",
+	"patch resource.k8s.io/resourceclaims/status":                    "the drivers of the next",
+	"arbitrary-node:patch resource.k8s.io/resourceclaims/driver":     "its names",
+	"approve certificates.k8s.io/signers":                            "its names",
+	"sign certificates.k8s.io/signers":                               "its names",
+	"update certificates.k8s.io/certificatesigningrequests/approval": "the signers of the last two",
+	"update certificates.k8s.io/certificatesigningrequests/status":   "the same",
+	"update secrets":                                                 "its names, tried here",
+	"patch resource.k8s.io/deviceclasses":                            "its names, tried here",
+	"update coordination.k8s.io/leases":                              "its names, tried here",
+	"delete coordination.k8s.io/leases":                              "its names, tried here",
+	"create coordination.k8s.io/leases":                              "its namespace",
+	"patch events":                                                   "its namespace",
+	"create events":                                                  "nothing",
+	"update resource.nvidia.com/gpuquotas/status":                    "nothing",
+	"create resource.k8s.io/devicetaintrules":                        "nothing; only with preemption",
+	"deletecollection resource.k8s.io/devicetaintrules":              "nothing; only with preemption",
+	"patch " + webhooks + "validatingwebhookconfigurations":          "its names, tried here",
+	"patch " + webhooks + "mutatingwebhookconfigurations":            "its names, tried here",
 }
 
 const webhooks = "admissionregistration.k8s.io/"

@@ -119,9 +119,13 @@ var (
 		"delete pods":       evictsItself,
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
 			"WatchList is off)",
-		"list resource.k8s.io/resourceclaims":         "the same",
-		"list resource.k8s.io/deviceclasses":          "the same",
-		"list resource.k8s.io/resourceclaimtemplates": "the same",
+		"list certificates.k8s.io/certificatesigningrequests": "the same",
+		"approve certificates.k8s.io/signers":                 "a part of the request that approves",
+		"sign certificates.k8s.io/signers":                    "a part of the request that signs",
+		"delete resource.k8s.io/resourceslices":               "with fewer slices of GPUs over the network than before",
+		"list resource.k8s.io/resourceclaims":                 "the same",
+		"list resource.k8s.io/deviceclasses":                  "the same",
+		"list resource.k8s.io/resourceclaimtemplates":         "the same",
 		"list pods":                                     "the same",
 		"get resource.k8s.io/resourceclaims":            "those of a pod that the scheduler refuses",
 		"patch resource.k8s.io/deviceclasses":           "when the scheduler counts a share twice",
@@ -138,7 +142,8 @@ var (
 // time for the driver's part.
 func usedBy(right string) string {
 	if verb, ok := strings.CutSuffix(right, " resource.k8s.io/resourceclaims/driver"); ok {
-		return strings.TrimPrefix(verb, "associated-node:") + " resource.k8s.io/resourceclaims/status"
+		_, verb, _ = strings.Cut(verb, ":")
+		return verb + " resource.k8s.io/resourceclaims/status"
 	}
 	return right
 }

@@ -40,8 +40,8 @@ type server struct {
 // lost reports whether claims cannot use the device.
 func (s *server) lost(now time.Time) bool { return s.pod == nil || now.Sub(s.answered) >= patience }
 
-// deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is the
-// pod after a restart of a container, because what clients had on the GPU is lost.
+// deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is
+// the pod after a restart of a container, because what clients had on the GPU is lost.
 func deviceName(pod *corev1.Pod) string {
 	id := string(pod.UID)
 	for _, c := range pod.Status.ContainerStatuses {

@@ -166,6 +166,9 @@ func atOnce(t *testing.T, refused, deleted int) {
 		all.Go(func() {
 			claim := share(t, fmt.Sprint("c", i), "1Gi")
 			response := review(t, webhooks[i%2], claim, false)
+			for !response.Allowed && strings.Contains(response.Result.Message, context.DeadlineExceeded.Error()) {
+				response = review(t, webhooks[i%2], claim, false) // the machine is slow, and the user tries again
+			}
 			if !response.Allowed {
 				if !strings.Contains(response.Result.Message, "of 60Gi left") {
 					t.Errorf("got %q", response.Result.Message)
