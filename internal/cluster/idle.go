@@ -8,24 +8,21 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // DeviceIdleSince returns since when no pod has used the allocated device; nil: it is used, or nobody knows.
 func DeviceIdleSince(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *metav1.Time {
-	for _, d := range claim.Status.Devices {
-		if d.Driver != r.Driver || d.Pool != r.Pool || d.Device != r.Device ||
-			ptr.Deref(d.ShareID, "") != string(ptr.Deref(r.ShareID, "")) {
-			continue
-		}
-		if idle := meta.FindStatusCondition(d.Conditions, gpu.IdleCondition); idle != nil &&
-			idle.Status == metav1.ConditionTrue {
-			return &idle.LastTransitionTime
-		}
+	d := DeviceStatus(claim, r)
+	if d == nil {
+		return nil
 	}
-	return nil
+	idle := meta.FindStatusCondition(d.Conditions, gpu.IdleCondition)
+	if idle == nil || idle.Status != metav1.ConditionTrue {
+		return nil
+	}
+	return &idle.LastTransitionTime
 }
 
 // Idle is a claim with devices of the driver, none of which is used.

@@ -53,6 +53,18 @@ func Results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAlloca
 	return slices.DeleteFunc(slices.Clone(all), admin)
 }
 
+// DeviceStatus returns what the status of the claim says of an allocated device; nil: nothing.
+func DeviceStatus(claim *resourceapi.ResourceClaim,
+	r *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
+	for i, d := range claim.Status.Devices {
+		if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device &&
+			ptr.Deref(d.ShareID, "") == string(ptr.Deref(r.ShareID, "")) {
+			return &claim.Status.Devices[i]
+		}
+	}
+	return nil
+}
+
 // Since returns when the claim got its devices, or when it was created if Kubernetes has not stored that.
 func Since(claim *resourceapi.ResourceClaim) *metav1.Time {
 	if a := claim.Status.Allocation; a != nil && a.AllocationTimestamp != nil {

@@ -213,31 +213,33 @@ func ParseRequest(request []byte) (claim types.UID, public any, err error) {
 
 // ClientTLS returns how a client with this certificate connects to a server. All are in PEM.
 func ClientTLS(certificate, key, authority []byte) (*tls.Config, error) {
-	pair, err := tls.X509KeyPair(certificate, key)
+	config, pool, err := configOf(certificate, key, authority)
 	if err != nil {
 		return nil, err
 	}
-	pool, err := poolOf(authority)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool,
-		ServerName: serverName}, nil
+	config.RootCAs, config.ServerName = pool, serverName
+	return config, nil
 }
 
 // ServerTLS returns how a server with this certificate takes connections: only from clients with a certificate of the
 // authority. All are in PEM.
 func ServerTLS(certificate, key, authority []byte) (*tls.Config, error) {
+	config, pool, err := configOf(certificate, key, authority)
+	if err != nil {
+		return nil, err
+	}
+	config.ClientCAs, config.ClientAuth = pool, tls.RequireAndVerifyClientCert
+	return config, nil
+}
+
+// configOf returns what clients and servers have in common, and who issues the certificates of the other side.
+func configOf(certificate, key, authority []byte) (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	pool, err := poolOf(authority)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, err
 }
 
 func poolOf(authority []byte) (*x509.CertPool, error) {

@@ -3,6 +3,7 @@
 package remote
 
 import (
+	"context"
 	"io"
 	"net"
 	"sync"
@@ -19,8 +20,27 @@ const lostAfter = time.Minute
 // Keepalive finds an idle connection between node and server lost after half a minute.
 var Keepalive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// AcceptPause is the pause after a connection that could not be accepted.
-const AcceptPause = 100 * time.Millisecond
+// acceptPause is the pause after a connection that could not be accepted.
+const acceptPause = 100 * time.Millisecond
+
+// Accept handles each connection to l until ctx ends, and then closes l. An error such as too many open files is passed
+// to failed, and ends nothing.
+func Accept(ctx context.Context, l net.Listener, failed func(error), handle func(net.Conn)) {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			failed(err)
+			time.Sleep(acceptPause)
+		default:
+			go handle(conn)
+		}
+	}
+}
 
 // LimitLoss is the Control of sockets between node and server, for connections with data on the way.
 func LimitLoss(_, _ string, c syscall.RawConn) error {

@@ -53,6 +53,19 @@ func Local(driver string) (local string, ok bool) { return strings.CutPrefix(dri
 // ServerLostTaint returns the key of the taint of a device whose server is lost.
 func ServerLostTaint(local string) string { return Driver(local) + "/server-lost" }
 
+// Results are the devices of the driver that the claim has, also those with admin access.
+func Results(claim *resourceapi.ResourceClaim, driver string) (all []resourceapi.DeviceRequestAllocationResult) {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == driver {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // Session is what the controller tells the node of a claim, in data of the device in the claim's status. Nothing in it
 // is secret.
 type Session struct {

@@ -15,6 +15,7 @@ import (
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
@@ -104,10 +105,13 @@ func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim
 		if r.ShareID != nil {
 			d.WithShareID(string(*r.ShareID))
 		}
+		var told []metav1.Condition
+		if status := cluster.DeviceStatus(live, &r); status != nil {
+			told = status.Conditions
+		}
 		for _, w := range s.conditions {
 			since := metav1.NewTime(c.now())
-			before := meta.FindStatusCondition(conditionsOf(live, r), w.kind)
-			if before != nil && before.Status == w.status {
+			if before := meta.FindStatusCondition(told, w.kind); before != nil && before.Status == w.status {
 				since = before.LastTransitionTime
 			}
 			d.WithConditions(metaapply.Condition().WithType(w.kind).WithStatus(w.status).WithReason(w.reason).
@@ -132,15 +136,4 @@ func (c *Controller) write(ctx context.Context, claim *resourceapi.ResourceClaim
 		return err
 	}
 	return c.tell(ctx, *s.event, event.ClaimReference(claim.Namespace, claim.Name, claim.UID), s.conditions[0].message)
-}
-
-// conditionsOf returns the conditions of a device in the claim.
-func conditionsOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) []metav1.Condition {
-	for _, d := range claim.Status.Devices {
-		if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device &&
-			ptr.Deref(d.ShareID, "") == string(ptr.Deref(r.ShareID, "")) {
-			return d.Conditions
-		}
-	}
-	return nil
 }

@@ -159,7 +159,7 @@ func selecting(field, value string) func(*metav1.ListOptions) {
 	return func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }
 }
 
-// reset forgets everything but the claims.
+// reset begins with nothing.
 func (c *Controller) reset() {
 	c.servers, c.offers, c.told = map[string]*server{}, map[types.UID]offer{}, map[types.UID]string{}
 	c.claims, c.sessions = map[types.UID]*resourceapi.ResourceClaim{}, map[types.UID]session{}
@@ -258,16 +258,8 @@ func (c *Controller) dropClaim(claim *resourceapi.ResourceClaim) {
 }
 
 // results are the remote devices of the claim, also those with admin access.
-func (c *Controller) results(claim *resourceapi.ResourceClaim) (all []resourceapi.DeviceRequestAllocationResult) {
-	if claim.Status.Allocation == nil {
-		return nil
-	}
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.Driver == remote.Driver(c.driver) {
-			all = append(all, r)
-		}
-	}
-	return all
+func (c *Controller) results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	return remote.Results(claim, remote.Driver(c.driver))
 }
 
 // tell writes an event. Its name depends on the object and the text, so that no leader repeats it.

@@ -80,9 +80,7 @@ func Run(ctx context.Context, c Config, l net.Listener) error {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
 	defer helper.Stop()
-	if err := (&relay{engine: p.engine, sessions: p.sessions}).serve(ctx, l); err != nil {
-		return err
-	}
+	(&relay{engine: p.engine, sessions: p.sessions}).serve(ctx, l)
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -159,12 +157,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 
 // resultOf returns the only remote device of the claim.
 func (p *Plugin) resultOf(claim *resourceapi.ResourceClaim) (resourceapi.DeviceRequestAllocationResult, error) {
-	var found []resourceapi.DeviceRequestAllocationResult
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.Driver == p.Driver {
-			found = append(found, r)
-		}
-	}
+	found := remote.Results(claim, p.Driver)
 	if len(found) != 1 {
 		return resourceapi.DeviceRequestAllocationResult{}, fmt.Errorf("the claim has %d remote GPUs: a claim can "+
 			"have 1, because a client has one address and one token", len(found))

@@ -37,26 +37,14 @@ type relay struct {
 }
 
 // serve takes connections until ctx ends.
-func (r *relay) serve(ctx context.Context, l net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	for {
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			return nil
+func (r *relay) serve(ctx context.Context, l net.Listener) {
+	failed := func(err error) { klog.FromContext(ctx).Error(err, "Connection not accepted") }
+	remote.Accept(ctx, l, failed, func(conn net.Conn) {
+		defer conn.Close()
+		if err := r.handle(conn); err != nil && !errors.Is(err, io.EOF) { // a probe sends nothing
+			r.refuse(ctx, conn, err)
 		}
-		if err != nil { // such as too many open files
-			klog.FromContext(ctx).Error(err, "Connection not accepted")
-			time.Sleep(remote.AcceptPause)
-			continue
-		}
-		go func() {
-			defer conn.Close()
-			if err := r.handle(conn); err != nil && !errors.Is(err, io.EOF) { // a probe sends nothing
-				r.refuse(ctx, conn, err)
-			}
-		}()
-	}
+	})
 }
 
 // handle relays a connection until it ends.

@@ -89,7 +89,7 @@ func (s *sessions) note(one session) {
 	s.byToken[sha256.Sum256([]byte(one.Token))] = one.Claim
 }
 
-// put records a session. It is on disk when put returns.
+// put records a session, so that a restart of the plugin finds it. After a power cut its containers are gone, too.
 func (s *sessions) put(one session) error {
 	text, err := json.Marshal(one)
 	if err != nil {
@@ -117,24 +117,17 @@ func (s *sessions) empty() bool {
 	return len(s.byClaim) == 0
 }
 
-// end closes the connections of a claim and takes no more. It is no error if there is no such session.
-func (s *sessions) end(claim types.UID) {
+// remove ends a session with its connections, and removes its record. It is no error if there is none.
+func (s *sessions) remove(claim types.UID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byToken, sha256.Sum256([]byte(s.byClaim[claim].Token)))
 	for conn := range s.conns[claim] {
 		_ = conn.Close()
 	}
-}
-
-// remove ends a session and removes its record. It is no error if there is none.
-func (s *sessions) remove(claim types.UID) error {
-	s.end(claim)
 	if err := os.Remove(s.file(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.byClaim, claim)
 	return nil
 }

@@ -57,25 +57,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		IdleTimeout: time.Minute}
 	go func() { _ = controller.Serve(calls) }()
 	defer controller.Close()
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	for {
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			return nil
+	failed := func(err error) { s.Log.Warn("connection not accepted", "reason", err) }
+	remote.Accept(ctx, l, failed, func(conn net.Conn) {
+		if err := s.handle(ctx, conn, calls.conns); err != nil {
+			s.Log.Warn("connection refused", "from", conn.RemoteAddr(), "reason", err)
+			_ = conn.Close()
 		}
-		if err != nil { // such as too many open files
-			s.Log.Warn("connection not accepted", "reason", err)
-			time.Sleep(remote.AcceptPause)
-			continue
-		}
-		go func() {
-			if err := s.handle(ctx, conn, calls.conns); err != nil {
-				s.Log.Warn("connection refused", "from", conn.RemoteAddr(), "reason", err)
-				_ = conn.Close()
-			}
-		}()
-	}
+	})
+	return nil
 }
 
 // tls returns how to take a connection, with the certificates of now.
