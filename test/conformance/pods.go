@@ -52,6 +52,23 @@ func podEnds(ctx context.Context, s *suite) (string, error) {
 	return "", nil
 }
 
+// startMany starts n pods, each with a claim of its own, and waits until all run.
+func (s *suite) startMany(ctx context.Context, n int) (pods, claims []string, err error) {
+	for range n {
+		claim, err := s.claim(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		pod, err := s.pod(ctx, claim.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		pods, claims = append(pods, pod), append(claims, claim.Name)
+	}
+	_, err = s.running(ctx, pods...)
+	return pods, claims, err
+}
+
 func podsAtOnce(ctx context.Context, s *suite) (string, error) {
 	free, err := s.freeDevices(ctx)
 	if err != nil {
@@ -61,19 +78,8 @@ func podsAtOnce(ctx context.Context, s *suite) (string, error) {
 	if n < 2 {
 		return "", skip(fmt.Sprintf("the node has %d free devices, and this needs two", n))
 	}
-	var names, claims []string
-	for range n {
-		claim, err := s.claim(ctx)
-		if err != nil {
-			return "", err
-		}
-		name, err := s.pod(ctx, claim.Name)
-		if err != nil {
-			return "", err
-		}
-		names, claims = append(names, name), append(claims, claim.Name)
-	}
-	if _, err := s.running(ctx, names...); err != nil {
+	names, claims, err := s.startMany(ctx, n)
+	if err != nil {
 		return "", err
 	}
 	sees := map[string]string{}
@@ -187,19 +193,8 @@ func forceDeleted(ctx context.Context, s *suite) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var names []string
-	for range min(max(free, 1), maxAtOnce) { // all devices, as the scheduler may avoid that one
-		claim, err := s.claim(ctx)
-		if err != nil {
-			return "", err
-		}
-		name, err := s.pod(ctx, claim.Name)
-		if err != nil {
-			return "", err
-		}
-		names = append(names, name)
-	}
-	if _, err := s.running(ctx, names...); err != nil {
+	names, _, err := s.startMany(ctx, min(max(free, 1), maxAtOnce)) // all devices, as the scheduler may avoid that one
+	if err != nil {
 		return "", fmt.Errorf("afterwards: %w", err)
 	}
 	return fmt.Sprintf("%d pods had the devices afterwards", len(names)),
