@@ -27,7 +27,7 @@ export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## start a 3-node Kubernetes with simulated GPUs and run every demo (needs root); KUBECONFIG=file runs them on that cluster
+demo: ## start a 4-node Kubernetes with simulated GPUs and run every demo (needs root); KUBECONFIG=file runs them on that cluster
 	@{ ./hack/prerequisites.sh $(ROOT) $(if $(GIVEN),,&& $(CLUSTER) check); } || { test/kind/offer.sh; exit 1; }
 	@$(if $(GIVEN),,_output/bin/cluster build)
 	@$(DEV) demo $(GIVEN)
