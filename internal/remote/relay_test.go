@@ -40,7 +40,8 @@ func TestAccept(t *testing.T) {
 	handled, done := make(chan net.Conn), make(chan struct{})
 	go func() {
 		defer close(done)
-		Accept(ctx, &scripted{closed: make(chan struct{})}, func(err error) { failures = append(failures, err.Error()) },
+		l := &scripted{closed: make(chan struct{})}
+		Accept(ctx, l, func(err error) { failures = append(failures, err.Error()) },
 			func(conn net.Conn) { handled <- conn })
 	}()
 	if conn := <-handled; conn == nil {

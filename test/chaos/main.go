@@ -185,10 +185,10 @@ func (l *lab) round(ctx context.Context, p plan) error {
 		})
 	}
 	broken := make(chan error, 1)
-	go func() {
+	all.Go(func() {
 		broken <- l.breakThings(ctx, start, p)
 		endStream()
-	}()
+	})
 	over := make(chan struct{})
 	go func() {
 		all.Wait()
