@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
 // change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
@@ -369,7 +370,11 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
 		if f.ofClass() {
+			local, _ := remote.Local(f.slice.Spec.Driver)
 			for _, t := range f.taints {
+				if t.Key == remote.ServerLostTaint(local) { // nothing can be done with the device
+					continue
+				}
 				found[cluster.TaintText(t)] = t
 			}
 		}

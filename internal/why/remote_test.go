@@ -3,6 +3,7 @@
 package why
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,6 +65,9 @@ func TestRemote(t *testing.T) {
 			}
 			if got := strings.TrimPrefix(r.Cause, "claim c waits: request gpu of claim c: "); got != row.want {
 				t.Errorf("got %q\nwant %q", got, row.want)
+			}
+			if slices.ContainsFunc(r.Change, func(c Change) bool { return c.Kind == Tolerate }) {
+				t.Errorf("got %v, want no toleration of a lost server", r.Change)
 			}
 		})
 	}
