@@ -35,8 +35,6 @@ const (
 	// ServerLost is the binding failure condition of a remote device.
 	ServerLost = "ServerLost"
 
-	// Signer is the signer of the certificates of sessions, in a CertificateSigningRequest.
-	Signer = "gpu.nvidia.com/remote-session"
 	// ServerSecret is the Secret of the release's namespace that every server pod mounts: tls.crt, tls.key, and ca.crt.
 	ServerSecret = "gpu-remote-server"
 	// ServerPort is the port of a server pod for nodes and for the controller.
@@ -49,6 +47,10 @@ func Driver(local string) string { return "remote." + local }
 // Local returns the name of the driver of the local devices behind those of a driver of remote devices. ok is false if
 // it is none.
 func Local(driver string) (local string, ok bool) { return strings.CutPrefix(driver, Driver("")) }
+
+// Signer returns the signer of the certificates of sessions, in a CertificateSigningRequest. It has the name of the
+// driver, so that two drivers in a cluster do not answer each other's requests.
+func Signer(local string) string { return local + "/remote-session" }
 
 // ServerLostTaint returns the key of the taint of a device whose server is lost.
 func ServerLostTaint(local string) string { return Driver(local) + "/server-lost" }

@@ -106,7 +106,7 @@ func (c *Controller) create(ctx context.Context, owner *resourceapi.DeviceClass,
 func (c *Controller) sign(ctx context.Context) error {
 	var errs []error
 	for _, request := range c.requests() {
-		if request.Spec.SignerName != remote.Signer || len(request.Status.Certificate) > 0 ||
+		if request.Spec.SignerName != remote.Signer(c.driver) || len(request.Status.Certificate) > 0 ||
 			has(request, certificatesv1.CertificateDenied) || has(request, certificatesv1.CertificateFailed) {
 			continue
 		}

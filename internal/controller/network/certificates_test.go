@@ -44,7 +44,7 @@ func TestCertificates(t *testing.T) {
 			api := w.api.CertificatesV1().CertificateSigningRequests()
 			csr := w.request(row.claim, row.user, row.node)
 			foreign := csr.DeepCopy()
-			foreign.Name, foreign.Spec.SignerName = "foreign", "example.com/signer"
+			foreign.Name, foreign.Spec.SignerName = "foreign", "gpu.example.com/remote-session"
 			if _, err := api.Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -76,8 +76,8 @@ func (w *world) request(claim types.UID, user, node string) *certificatesv1.Cert
 		w.Fatal(err)
 	}
 	csr := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "r"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: remote.Signer, Request: request,
-			Username: user, Extra: map[string]certificatesv1.ExtraValue{}}}
+		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: "gpu.nvidia.com/remote-session",
+			Request: request, Username: user, Extra: map[string]certificatesv1.ExtraValue{}}}
 	if node != "" {
 		csr.Spec.Extra["authentication.kubernetes.io/node-name"] = []string{node}
 	}

@@ -65,8 +65,7 @@ func (c *Controller) stateOf(claim *resourceapi.ResourceClaim) state {
 	}
 	return state{conditions: []condition{{remote.SessionReady, metav1.ConditionTrue, "Admitted", ""},
 		{readyCondition, metav1.ConditionTrue, "Admitted", ""}},
-		data: &remote.Session{Engine: s.pod.Labels[remote.ServerLabel], Address: c.caller.address(s.pod),
-			Server: s.pod.UID}}
+		data: &remote.Session{Engine: c.text(s, "remoteEngine"), Address: c.caller.address(s.pod), Server: s.pod.UID}}
 }
 
 // report writes what the claim is told, unless that has been written.

@@ -171,7 +171,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	pods := informers.NewSharedInformerFactoryWithOptions(c.client, resync, informers.WithNamespace(c.Namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = remote.ServerLabel }))
 	requests := informers.NewSharedInformerFactoryWithOptions(c.client, resync,
-		informers.WithTweakListOptions(selecting("spec.signerName", remote.Signer)))
+		informers.WithTweakListOptions(selecting("spec.signerName", remote.Signer(c.driver))))
 	podLister := pods.Core().V1().Pods()
 	requestLister := requests.Certificates().V1().CertificateSigningRequests()
 	c.pods = func() []*corev1.Pod {

@@ -163,10 +163,7 @@ func (c *Controller) measure(held map[string][]types.UID) {
 		case len(held[name]) > 0:
 			state = allocated
 		}
-		text := func(attribute resourceapi.QualifiedName) string {
-			return ptr.Deref(s.device.Attributes[c.qualified(attribute)].StringValue, "")
-		}
-		c.gpus.WithLabelValues(text("remoteNode"), text("productName"), state).Inc()
+		c.gpus.WithLabelValues(c.text(s, "remoteNode"), c.text(s, "productName"), state).Inc()
 	}
 }
 

@@ -60,6 +60,19 @@ func TestRounds(t *testing.T) {
 			"server a 1 0; claim c a; round; end a; round; delete c; round",
 			"server a: [c]\n"}, // the stand-in of an ended pod keeps its list
 		{"a server pod without claims ends", "server a 1 0; round; end a; round", ""},
+		{"the label of a server is edited", "server a 1 0; claim c a; round; label a orion; wait 31s; round",
+			"device a\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"the label of a server is edited while the controller is away",
+			"server a 1 0; claim c a; round; label a orion; leader; round",
+			"device a\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"another claim after that", "server a 1 0; round; label a orion; wait 31s; round; claim c a; round",
+			"device a\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"the annotation of a server is edited", "server a 1 0; claim c a; round; annotate a fast; wait 31s; round",
+			"device a\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"a server with another label is not published", "server a 1 0; label a orion; round", ""},
+		{"nor one after a restart of its container",
+			"server a 1 0; claim c a; round; label a orion; restart a; wait 31s; round",
+			"device \nclaim c on :" + lost},
 		{"another server takes over",
 			"server a 1 0; claim c a; round; end a; delete c; server b 2 0; claim c b; round",
 			"device b\nserver a: [c]\nserver b: [c]\nclaim c on b:" + admitted + "2\n"},
@@ -89,7 +102,8 @@ func TestRounds(t *testing.T) {
 // TestEvents: what users cannot see in a status is in an event, once.
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
-	for _, line := range []string{"server a 1 0", "server b 2 1 2", "claim c a", "round", "end a", "round", "round"} {
+	for _, line := range []string{"server a 1 0", "server b 2 1 2", "server d 3 3", "claim c a", "round", "end a",
+		"round", "annotate d fast", "wait 31s", "round", "round"} {
 		w.do(line)
 	}
 	var list corev1.EventList
@@ -103,7 +117,9 @@ func TestEvents(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{"ServerLost ml/c: the server of DEVICE is gone",
-		"ServerRefused gpu-system/b: no GPU over the network: its claims have 2 devices of gpu.nvidia.com: want 1"}
+		"ServerRefused gpu-system/b: no GPU over the network: its claims have 2 devices of gpu.nvidia.com: want 1",
+		"ServerRefused gpu-system/d: no GPU over the network: annotation gpu.nvidia.com/link-gbps: \"fast\": want a " +
+			"positive number of Gbit/s; it stays published as it was"}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

@@ -166,6 +166,11 @@ func (c *Controller) qualified(name resourceapi.QualifiedName) resourceapi.Quali
 	return resourceapi.QualifiedName(c.driver) + "/" + name
 }
 
+// text returns an attribute of a published device; empty: it has none.
+func (c *Controller) text(s *server, attribute resourceapi.QualifiedName) string {
+	return ptr.Deref(s.device.Attributes[c.qualified(attribute)].StringValue, "")
+}
+
 // ofPlace are attributes that say where a GPU is in its machine, which means nothing to pods on others. Those of
 // Kubernetes also say that.
 var ofPlace = []resourceapi.QualifiedName{"index", "minor", "nvlinkDomain", "fabricDomain", "iommuGroup"}
@@ -276,8 +281,11 @@ func (c *Controller) look(ctx context.Context) error {
 		s := c.servers[o.device.Name]
 		switch {
 		case errors.Is(o.err, errRefused):
-			errs = append(errs, c.tell(ctx, Events.ServerRefused, event.PodReference(pod), o.err.Error()))
-			continue
+			text := o.err.Error()
+			if s != nil { // somebody has edited a label or an annotation
+				text += "; it stays published as it was"
+			}
+			errs = append(errs, c.tell(ctx, Events.ServerRefused, event.PodReference(pod), text))
 		case o.err != nil: // an earlier leader may have published it
 			errs = append(errs, fmt.Errorf("server pod %s: %w", pod.Name, o.err))
 			delete(c.offers, pod.UID)

@@ -260,6 +260,17 @@ func (w *world) do(line string) {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "server", RestartCount: 1}}
 		_, err = w.api.CoreV1().Pods(namespace).UpdateStatus(w.Context(), pod, metav1.UpdateOptions{})
 		w.devices[f[1]] = deviceName(pod)
+	case "label", "annotate": // POD VALUE
+		var pod *corev1.Pod
+		if pod, err = w.api.CoreV1().Pods(namespace).Get(w.Context(), f[1], metav1.GetOptions{}); err != nil {
+			break
+		}
+		if f[0] == "label" {
+			pod.Labels[remote.ServerLabel] = f[2]
+		} else {
+			pod.Annotations = map[string]string{remote.LinkAnnotation: f[2]}
+		}
+		_, err = w.api.CoreV1().Pods(namespace).Update(w.Context(), pod, metav1.UpdateOptions{})
 	case "silent":
 		w.servers[f[1]].silent = true
 	case "answers":

@@ -22,6 +22,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -152,7 +153,7 @@ func startNode(t *testing.T, dir string, issue func(claim types.UID) csrStatus) 
 		error) {
 		csr := a.(clienttesting.CreateAction).GetObject().(*certificates.CertificateSigningRequest)
 		claim, _, err := remote.ParseRequest(csr.Spec.Request)
-		if err != nil || csr.Spec.SignerName != remote.Signer {
+		if err != nil || csr.Spec.SignerName != "gpu.nvidia.com/remote-session" {
 			t.Errorf("got request for %s, %v", csr.Spec.SignerName, err)
 		}
 		csr.Status = issue(claim)
@@ -522,6 +523,57 @@ func TestPrepareRefuses(t *testing.T) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
 		})
+	}
+}
+
+// The kubelet's next call goes on with the request of the one before, unless Kubernetes has deleted it.
+func TestRequestIsKept(t *testing.T) {
+	var err error
+	if authority, err = remote.NewAuthority(); err != nil {
+		t.Fatal(err)
+	}
+	node := startNode(t, tmpfs.Dir(t), issues)
+	api := node.Client.(*fake.Clientset)
+	var created int
+	var csr *certificates.CertificateSigningRequest // what there is
+	api.PrependReactor("create", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object,
+		error) {
+		created++
+		csr = a.(clienttesting.CreateAction).GetObject().(*certificates.CertificateSigningRequest).DeepCopy()
+		csr.Name = fmt.Sprint("request-", created)
+		return true, csr, nil
+	})
+	api.PrependReactor("get", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object,
+		error) {
+		if name := a.(clienttesting.GetAction).GetName(); csr == nil || name != csr.Name {
+			return true, nil, apierrors.NewNotFound(certificates.Resource("certificatesigningrequests"), name)
+		}
+		return true, csr, nil
+	})
+	claim := claimOf(t, "a", &server{pod: "one", address: "127.0.0.1:1"})
+	ended, end := context.WithCancel(t.Context())
+	end()
+	prepare := func(ctx context.Context, want string) {
+		t.Helper()
+		results, err := node.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim})
+		if err = errors.Join(err, results["a"].Err); fmt.Sprint(err) != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	const waits = "certificate of the session: the controller has not signed request %s: context canceled"
+	prepare(ended, fmt.Sprintf(waits, "request-1"))
+	prepare(ended, fmt.Sprintf(waits, "request-1"))
+	csr = nil
+	prepare(ended, fmt.Sprintf(waits, "request-2"))
+	if created != 2 {
+		t.Fatalf("got %d requests, want 2: one was deleted", created)
+	}
+	csr.Status.Certificate = signed(t, csr.Spec.Request)
+	prepare(t.Context(), "<nil>")
+	if s, ok := node.sessions.get("a"); !ok || created != 2 {
+		t.Errorf("got the session %t after %d requests, want it after 2", ok, created)
+	} else if _, err := tls.X509KeyPair([]byte(s.Certificate), []byte(s.Key)); err != nil {
+		t.Errorf("the key is not that of the request: %v", err)
 	}
 }
 

@@ -9,11 +9,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -60,6 +62,7 @@ type Plugin struct {
 	sessions *sessions
 	specs    *cdi.Specs
 	working  keymutex.KeyMutex // by claim: a call prepares or releases it
+	requests sync.Map          // by claim: a request that waits for the controller
 	fatal    context.CancelCauseFunc
 }
 
@@ -165,16 +168,12 @@ func (p *Plugin) resultOf(claim *resourceapi.ResourceClaim) (resourceapi.DeviceR
 	return found[0], nil
 }
 
-// newSession makes a token and a key, gets a certificate for it, and records them.
+// newSession makes a token, gets a certificate with its key, and records them.
 func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string, of remote.Session) (session, error) {
 	if err := p.sessions.remove(claim); err != nil { // one with another server
 		return session{}, err
 	}
-	request, key, err := remote.NewRequest(claim)
-	if err != nil {
-		return session{}, err
-	}
-	certificate, err := p.sign(ctx, request)
+	certificate, key, err := p.certificate(ctx, claim)
 	if err != nil {
 		return session{}, fmt.Errorf("certificate of the session: %w", err)
 	}
@@ -189,31 +188,61 @@ func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string,
 	return s, p.sessions.put(s)
 }
 
-// sign waits until the controller has signed the request.
-func (p *Plugin) sign(ctx context.Context, request []byte) ([]byte, error) {
-	requests := p.Client.CertificatesV1().CertificateSigningRequests()
-	csr, err := requests.Create(ctx, &certificates.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "gpu-remote-"},
-		Spec: certificates.CertificateSigningRequestSpec{Request: request, SignerName: remote.Signer,
-			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}},
-	}, metav1.CreateOptions{})
+// request is a request for a certificate that the controller has not answered yet.
+type request struct {
+	name string
+	key  []byte // PEM
+}
+
+// certificate waits until the controller has signed a request for the claim, and returns the certificate and its key.
+// If ctx ends before, the kubelet's next call goes on with the same request.
+func (p *Plugin) certificate(ctx context.Context, claim types.UID) (certificate, key []byte, err error) {
+	api := p.Client.CertificatesV1().CertificateSigningRequests()
+	var csr *certificates.CertificateSigningRequest
+	kept, waits := p.requests.Load(claim)
+	r, _ := kept.(request)
+	if waits {
+		csr, err = api.Get(ctx, r.name, metav1.GetOptions{})
+	}
+	if !waits || apierrors.IsNotFound(err) { // Kubernetes deletes old requests
+		csr, r.key, err = p.request(ctx, claim)
+	}
 	for err == nil && len(csr.Status.Certificate) == 0 {
 		for _, c := range csr.Status.Conditions {
 			if c.Status == corev1.ConditionTrue && c.Type != certificates.CertificateApproved {
-				return nil, fmt.Errorf("%s: %s", c.Type, c.Message)
+				p.requests.Delete(claim)
+				return nil, nil, fmt.Errorf("%s: %s", c.Type, c.Message)
 			}
 		}
+		p.requests.Store(claim, request{csr.Name, r.key})
 		select {
 		case <-time.After(signPeriod):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the controller has not signed request %s: %w", csr.Name, ctx.Err())
+			return nil, nil, fmt.Errorf("the controller has not signed request %s: %w", csr.Name, ctx.Err())
 		}
-		csr, err = requests.Get(ctx, csr.Name, metav1.GetOptions{})
+		csr, err = api.Get(ctx, csr.Name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return csr.Status.Certificate, nil
+	p.requests.Delete(claim)
+	return csr.Status.Certificate, r.key, nil
+}
+
+// request creates a request for the claim, with a new key.
+func (p *Plugin) request(ctx context.Context, claim types.UID) (*certificates.CertificateSigningRequest, []byte,
+	error) {
+	text, key, err := remote.NewRequest(claim)
+	if err != nil {
+		return nil, nil, err
+	}
+	local, _ := remote.Local(p.Driver)
+	csr, err := p.Client.CertificatesV1().CertificateSigningRequests().Create(ctx,
+		&certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{GenerateName: "gpu-remote-"},
+			Spec: certificates.CertificateSigningRequestSpec{Request: text, SignerName: remote.Signer(local),
+				Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}},
+		}, metav1.CreateOptions{})
+	return csr, key, err
 }
 
 // access is what a container gets.
@@ -241,6 +270,7 @@ func (p *Plugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 func (p *Plugin) unprepare(claim types.UID) error {
 	p.working.LockKey(string(claim))
 	defer func() { _ = p.working.UnlockKey(string(claim)) }()
+	p.requests.Delete(claim)
 	if err := p.specs.RemoveClaim(claim); err != nil {
 		return err
 	}
