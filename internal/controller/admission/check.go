@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -79,6 +80,7 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 			all = append(all, a)
 		}
 	}
+	c.overNetwork(all, &v)
 	c.checkTogether(ctx, spec, all, devices, &v)
 	if len(v.Problems) == 0 { // the dry run needs valid configurations
 		c.dryRun(ctx, spec, all, devices, &v)
@@ -230,6 +232,37 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 		v.warn("%s: %s", a.path.Child("capacity", "requests").Key(string(best.name)), best)
 	}
 	c.coresAlone(*a, v)
+}
+
+// overNetwork refuses what gets more than one GPU over the network, whichever alternatives are chosen. The client of
+// an engine has one address and one token.
+func (c Checker) overNetwork(all []alternative, v *Verdict) {
+	const limit = "a claim has at most one GPU over the network"
+	class, first := remote.Driver(c.View.Driver()), ""
+	for i, a := range all {
+		if a.DeviceClassName != class {
+			continue
+		}
+		switch {
+		case a.AllocationMode == resourceapi.DeviceAllocationModeAll:
+			v.refuse(field.Invalid(a.path.Child("allocationMode"), a.AllocationMode, "must be ExactCount: "+limit))
+		case a.Count > 1:
+			v.refuse(field.Invalid(a.path.Child("count"), a.Count, "must be 1: "+limit))
+		case a.admin:
+			v.refuse(field.Invalid(a.path.Child("adminAccess"), true, "must be false for a GPU over the network"))
+		}
+		others := slices.ContainsFunc(all, func(b alternative) bool {
+			return b.of == a.of && b.DeviceClassName != class
+		})
+		switch {
+		case others || i > 0 && all[i-1].of == a.of: // another class may be chosen, or the request has been counted
+		case first == "":
+			first = a.request
+		default:
+			v.refuse(field.Invalid(a.path.Child("deviceClassName"), class,
+				fmt.Sprintf("request %s has this class, too: %s", first, limit)))
+		}
+	}
 }
 
 // shortage is a requested capacity that a kind of device does not have enough of.

@@ -51,6 +51,11 @@ func selecting(expression string) string {
 		expression + `"}}]}}]`
 }
 
+// overNetwork returns a request for a GPU over the network.
+func overNetwork(name, more string) string {
+	return `{name: ` + name + `, exactly: {deviceClassName: remote.gpu.nvidia.com, ` + more + `}}`
+}
+
 func TestClaim(t *testing.T) {
 	views := map[string]*cluster.View{} // a checker changes none
 	for _, tc := range []struct {
@@ -350,6 +355,20 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 		{"shares of all GPUs of a node, which may be one", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All, capacity: {requests: {memory: 5Gi}}}}]`,
 			nil, []string{"a process has one set of limits"}},
+		{"a GPU over the network, or a local one", shared, `requests: [` + overNetwork("gpu", "") +
+			`, {name: more, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com},
+			{name: b, deviceClassName: remote.gpu.nvidia.com}]}]`, nil, nil},
+		{"two GPUs over the network", shared, `requests: [` + overNetwork("gpu", "count: 2") + `]`, []string{
+			"spec.devices.requests[0].exactly.count: Invalid value: 2: must be 1: a claim has at most one GPU over " +
+				"the network"}, nil},
+		{"two of them by two requests", shared, `requests: [` + overNetwork("a", "") + `, {name: b, firstAvailable:
+			[{name: x, deviceClassName: remote.gpu.nvidia.com}, {name: y, deviceClassName: remote.gpu.nvidia.com}]}]`,
+			[]string{"spec.devices.requests[1].firstAvailable[0].deviceClassName: Invalid value: " +
+				"\"remote.gpu.nvidia.com\": request a has this class, too: a claim has at most one GPU"}, nil},
+		{"all GPUs over the network", shared, `requests: [` + overNetwork("gpu", "allocationMode: All") + `]`,
+			[]string{"exactly.allocationMode: Invalid value: \"All\": must be ExactCount: a claim has"}, nil},
+		{"admin access to a GPU over the network", shared, `requests: [` + overNetwork("gpu", "adminAccess: true") + `]`,
+			[]string{"spec.devices.requests[0].exactly.adminAccess: Invalid value: true: must be false"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			key := fmt.Sprintf("%+v", tc.cluster)
@@ -357,6 +376,8 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 			if v == nil {
 				v = clustertest.New(t, tc.cluster...)
 				set(t, v, `{metadata: {name: nic.example.com}, spec: {}}`)
+				set(t, v, `{metadata: {name: remote.gpu.nvidia.com}, spec: {selectors:
+					[{cel: {expression: "device.driver == 'remote.gpu.nvidia.com'"}}]}}`)
 				views[key] = v
 			}
 			checker := admission.Checker{View: v}
