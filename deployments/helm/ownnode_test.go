@@ -4,7 +4,6 @@ package helm_test
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 
@@ -133,11 +132,8 @@ type policy admissionv1.ValidatingAdmissionPolicySpec
 // policyOf reads a policy of the chart.
 func policyOf(t *testing.T, name string) policy {
 	t.Helper()
-	text, err := os.ReadFile("testdata/default.golden.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
+	text := read(t, "testdata/default.golden.yaml") + "\n---\n" + read(t, "testdata/everything.golden.yaml")
+	for document := range strings.SplitSeq(text, "\n---\n") {
 		var found admissionv1.ValidatingAdmissionPolicy
 		if err := yaml.Unmarshal([]byte(document), &found); err != nil {
 			t.Fatal(err)
