@@ -79,17 +79,7 @@ func TestLs(t *testing.T) {
 			of.Pool.Name, of.NodeName, of.AllNodes = "rack", nil, ptr.To(true)
 		}, "rack -o name", "rack/card-0", ""},
 		{"a GPU over the network", func(s *apiServer) {
-			remote := foreign()
-			remote.Spec.Driver, remote.Spec.NodeName = "remote.gpu.nvidia.com", nil
-			remote.Spec.Pool.Name, remote.Spec.NodeSelector = "remote", &corev1.NodeSelector{}
-			remote.Spec.Devices = []resourceapi.Device{{Name: "server-0", AllowMultipleAllocations: ptr.To(true),
-				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-					"gpu.nvidia.com/type":        {StringValue: ptr.To("mig")},
-					"gpu.nvidia.com/productName": {StringValue: ptr.To("NVIDIA H100")},
-					"gpu.nvidia.com/remoteNode":  {StringValue: ptr.To("b")}},
-				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-					"memory": {Value: resource.MustParse("80Gi")}}}}
-			s.Slices = append(s.Slices, remote)
+			s.Slices = append(s.Slices, overNetwork())
 			s.Claims[0].Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{
 				Driver: "remote.gpu.nvidia.com", Pool: "remote", Device: "server-0",
 				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
@@ -195,6 +185,21 @@ func foreign() *resourceapi.ResourceSlice {
 				"model": {StringValue: ptr.To("LATEST-GPU")}},
 			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 				"memory": {Value: resource.MustParse("80Gi")}}}}}
+	return s
+}
+
+// overNetwork returns a slice with a GPU that node b serves.
+func overNetwork() *resourceapi.ResourceSlice {
+	s := foreign()
+	s.Spec.Driver, s.Spec.NodeName = "remote.gpu.nvidia.com", nil
+	s.Spec.Pool.Name, s.Spec.NodeSelector = "remote", &corev1.NodeSelector{}
+	s.Spec.Devices = []resourceapi.Device{{Name: "server-0", AllowMultipleAllocations: ptr.To(true),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"gpu.nvidia.com/type":        {StringValue: ptr.To("mig")},
+			"gpu.nvidia.com/productName": {StringValue: ptr.To("NVIDIA H100")},
+			"gpu.nvidia.com/remoteNode":  {StringValue: ptr.To("b")}},
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"memory": {Value: resource.MustParse("80Gi")}}}}
 	return s
 }
 

@@ -163,16 +163,23 @@ func TestPage(t *testing.T) {
 	filterBy("state", "")
 	b.wait(t, cards+".length", "10")
 
-	// A change: a claim ends, another node comes, and a resource cannot be read any more.
+	// A change: a claim ends, another node and a GPU over the network come, and a resource cannot be read any more.
 	next := *snap
 	next.Claims = snap.Claims[1:]
-	next.Slices = append(published(t, "c", "t4-x2"), snap.Slices...)
+	next.Slices = append(append(published(t, "c", "t4-x2"), overNetwork()), snap.Slices...)
 	next.Unread = map[string]error{cluster.Nodes: errors.New("no answer")}
 	if err := page.board.update(&next); err != nil {
 		t.Fatal(err)
 	}
-	b.wait(t, cards+".length", "12")
+	b.wait(t, cards+".length", "13")
 	same("the claim has ended", cards+"[0].querySelectorAll('i').length", "1")
+	same("a GPU over the network", cards+"[12].innerText.trim()",
+		`"server-0\nH100\n0 of 80Gi\non node b, over the network"`)
+	same("its name", cards+"[12].getAttribute('aria-label')",
+		`"server-0 on node b, over the network, NVIDIA H100; memory 0 of 80Gi held"`)
+	filterBy("node", "b")
+	b.wait(t, cards+".length", "9")
+	filterBy("node", "")
 	same("what is not read", "document.getElementById('unread').innerText.includes('read nodes: no answer')", "true")
 	b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{
 		"name": "prefers-color-scheme", "value": "dark"}}})

@@ -37,6 +37,8 @@ function paint(e, text) {
   e.style.setProperty('--hue', (hue + 17 * Math.floor(n / colours.length)) % 360);
 }
 
+// where is the node of a GPU, or that of its server, or its pool.
+const where = (gpu) => (gpu.server ? `node ${gpu.server}, over the network` : gpu.node || gpu.pool);
 const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
 const share = (holder) => holder.profile || (holder.vm ? 'vm' : holder.whole ? 'all of it' : size(holder.memory));
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
@@ -71,7 +73,7 @@ const problemsOf = (gpu) => (gpu.taints || []).map(words);
 // label describes a GPU in words, for screen readers and as a tooltip.
 function label(gpu) {
   const used = gpu.memory.used === undefined ? 'unknown' : size(gpu.memory.used);
-  const parts = [`${gpu.name} on ${gpu.node || gpu.pool}, ${gpu.model || 'unknown model'}`,
+  const parts = [`${gpu.name} on ${where(gpu)}, ${gpu.model || 'unknown model'}`,
     `memory ${used} of ${size(gpu.memory.total)} held`];
   if (held(gpu).length) parts.push(`by ${held(gpu).join(', ')}`);
   return parts.concat(problemsOf(gpu)).join('; ');
@@ -104,6 +106,7 @@ function card(gpu) {
   button.append(element('span', 'name', `${index}${gpu.name}`),
     element('span', 'model', (gpu.model || 'unknown model').replace(/^NVIDIA /, '')), memory,
     element('span', 'amount', amount(gpu)));
+  if (gpu.server) button.append(element('span', 'amount', `on ${where(gpu)}`));
   const holders = gpu.holders || [];
   button.append(...holders.slice(0, shownHolders).map(holderLine));
   if (holders.length > shownHolders) button.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
@@ -139,7 +142,7 @@ function keeps(gpu) {
   const states = { free: isFree, held: isHeld, kept: isKept, sick: isSick };
   const inState = states[$('state').value];
   return (!inState || inState(gpu, nodes.get(gpu.node || gpu.pool))) && (!$('model').value || gpu.model === $('model').value) &&
-    (gpu.node || gpu.pool).includes($('node').value.trim()) &&
+    [gpu.node || gpu.pool, gpu.server || ''].some((n) => n.includes($('node').value.trim())) &&
     (!namespace || (gpu.holders || []).some((h) => h.namespace === namespace));
 }
 
@@ -386,7 +389,7 @@ function step(key, from) {
 }
 
 function show(gpu) {
-  $('details-title').textContent = `${gpu.name} on ${gpu.node || gpu.pool}`;
+  $('details-title').textContent = `${gpu.name} on ${where(gpu)}`;
   const used = (a, unit) => (a.used === undefined ? 'unknown' : `${unit(a.used)} of ${unit(a.total)}`);
   const rows = [['Model', gpu.model], ['UUID', gpu.uuid], ['Driver', gpu.driver],
     ['Compute capability', gpu.computeCapability], ['Memory', used(gpu.memory, size)],
