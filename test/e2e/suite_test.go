@@ -34,7 +34,7 @@ const (
 	// hangs is when a program in a pod, which cannot tell whether it moves, is taken to hang.
 	hangs = 10 * time.Minute
 	// profileLabel selects the profile of a node's simulated GPUs.
-	profileLabel = "gpu.nvidia.com/sim-profile"
+	profileLabel = kube.ProfileLabel
 	simDir       = "/var/lib/gpu-dra-driver/sim"
 	cdiDir       = "/var/run/cdi"
 )

@@ -141,9 +141,16 @@ func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, p
 
 // Run applies the demo and returns its output. It waits until the output matches the README, and otherwise until
 // nothing is new for the time of patience. The error is then a Failure. The demo's objects remain, but
-// not its pods if a GPU was attached for them.
+// not its pods if a GPU was attached or a node labelled for them.
 func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, patience time.Duration) (got []string,
 	err error) {
+	node, err := d.label(ctx, cluster)
+	defer func() {
+		err = errors.Join(err, node.remove(context.WithoutCancel(ctx), cluster, patience, d))
+	}()
+	if err != nil {
+		return nil, err
+	}
 	first, err := d.apply(ctx, cluster, patience)
 	if err != nil {
 		return nil, err

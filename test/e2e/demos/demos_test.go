@@ -77,15 +77,21 @@ func TestDemosOfTheRepository(t *testing.T) {
 				t.Errorf("first expected line: got %q, want %q", got, want)
 			}
 			for _, o := range demo.Objects {
-				if !slices.Contains(clusterScoped, o.GetKind()) && o.GetNamespace() != demo.Namespaces()[0] {
-					t.Errorf("%s %s is in namespace %q, want the demo's own", o.GetKind(), o.GetName(),
+				if !slices.Contains(clusterScoped, o.GetKind()) && o.GetNamespace() != demo.Namespaces()[0] &&
+					o.GetNamespace() != "gpu-dra-driver" {
+					t.Errorf("%s %s is in namespace %q, want the demo's own or the driver's", o.GetKind(), o.GetName(),
 						o.GetNamespace())
 				}
 			}
 			for _, image := range images(demo) {
-				if want := "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)); image != want {
-					t.Errorf("image: got %s, want %s", image, want)
+				of := strings.TrimSpace(string(version))
+				if image != "localhost/gpu-dra-demo:"+of && image != "localhost/gpu-dra-driver:"+of {
+					t.Errorf("image: got %s, want that of the demos or of the driver, %s", image, of)
 				}
+			}
+			if _, _, ok := labelOf(demo); !ok && len(demo.Beside()) > 0 {
+				t.Errorf("%s stays after the demo, without the annotation %s", demo.Beside()[0].GetName(),
+					labelAnnotation)
 			}
 		})
 	}

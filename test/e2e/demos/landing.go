@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
@@ -136,19 +137,18 @@ func attribute(driver string, device resourceapi.Device, name string) string {
 
 // describe formats a device like nvidia-smi -L, plus its name in Kubernetes. The monitor device has no GPU model.
 func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
-	if r.Driver != driver {
+	if r.Driver != driver && r.Driver != remote.Driver(driver) {
 		return r.Device + " of " + r.Driver
 	}
-	text := func(name string) string {
-		if a, ok := device.Attributes[resourceapi.QualifiedName(name)]; ok && a.StringValue != nil {
-			return *a.StringValue
-		}
-		return "unknown " + name
-	}
+	text := func(name string) string { return attribute(driver, device, driver+"/"+name) }
 	if text("productName") == "" {
 		return r.Device
 	}
-	return fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
+	line := fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
+	if r.Driver != driver {
+		line += ", served by " + text("remoteNode")
+	}
+	return line
 }
 
 // part describes the allocated part of a GPU; empty for a whole GPU.

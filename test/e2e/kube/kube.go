@@ -7,6 +7,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -98,6 +100,19 @@ func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) erro
 		}
 	}
 	return nil
+}
+
+// ProfileLabel is the label of nodes with the profile of their simulated GPUs.
+const ProfileLabel = "gpu.nvidia.com/sim-profile"
+
+// Label sets a label of a node; without a value, it removes it.
+func (c *Cluster) Label(ctx context.Context, node, key string, value *string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
+	if err != nil {
+		return err
+	}
+	return c.Patch(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		client.RawPatch(types.MergePatchType, patch))
 }
 
 // Empty deletes the pods and claims of namespaces and the objects that would recreate them, and waits until they are
