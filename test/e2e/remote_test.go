@@ -23,6 +23,7 @@ func (s *suite) testRemote(t *testing.T) {
 	clientNode := s.node(t, "workstation")
 	s.labelNode(t, clientNode, "gpu.nvidia.com/remote-client", "true") // the plugin there releases the pods' claims
 	ns := s.namespace(t, "remote")
+	s.warnedElsewhere(t, demo, ns)
 	server := s.remoteServer(t, demo)
 
 	claim := s.templateFor(t, ns, "remote", resourceapi.DeviceRequest{Name: "gpu",
@@ -76,6 +77,23 @@ func (s *suite) remoteServer(t *testing.T, demo demos.Demo) *corev1.Pod {
 	t.Cleanup(func() { s.must(t, demo.DeleteBeside(context.WithoutCancel(t.Context()), s.Cluster, soon)) })
 	s.must(t, s.Apply(t.Context(), demo.Beside()...))
 	return &s.waitReplicas(t, demo.Beside()[0].GetNamespace(), "gpu-server", 1, func(string) bool { return true })[0]
+}
+
+// warnedElsewhere creates the demo's server in another namespace, without effect.
+func (s *suite) warnedElsewhere(t *testing.T, demo demos.Demo, namespace string) {
+	t.Helper()
+	for _, o := range demo.Beside() {
+		if o.GetKind() != "Deployment" {
+			continue
+		}
+		o = o.DeepCopy()
+		o.SetNamespace(namespace)
+		warnings := s.Warnings()
+		s.must(t, s.Create(t.Context(), o, client.DryRunAll))
+		if got := strings.Join(warnings(), "\n"); !strings.Contains(got, "only in the namespace gpu-dra-driver") {
+			t.Errorf("a server in another namespace: got the warnings %q", got)
+		}
+	}
 }
 
 // withRemote gives the container what a client needs, without a claim.
