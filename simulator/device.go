@@ -41,9 +41,14 @@ func (d *device) current() (node.GPU, nvml.Return) {
 	if ret != nvml.SUCCESS {
 		return node.GPU{}, ret
 	}
-	for _, c := range v.GPUs {
-		if c.UUID == d.UUID && !c.State.Unplugged {
-			return c, nvml.SUCCESS
+	return d.in(v)
+}
+
+// in returns the state of the GPU in the view, or ERROR_GPU_IS_LOST.
+func (d *device) in(v *node.View) (node.GPU, nvml.Return) {
+	for i := range v.GPUs { // a GPU is large
+		if c := &v.GPUs[i]; c.UUID == d.UUID && !c.State.Unplugged {
+			return *c, nvml.SUCCESS
 		}
 	}
 	return node.GPU{}, nvml.ERROR_GPU_IS_LOST

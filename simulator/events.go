@@ -182,9 +182,15 @@ func (s *eventSet) next() (nvml.EventData, *node.Watch, nvml.Return) {
 		s.queue = s.queue[1:]
 		return s.data(e), nil, nvml.SUCCESS
 	}
+	v, ret := s.library.view()
+	if ret == nvml.ERROR_DRIVER_NOT_LOADED && len(s.devices) > 0 {
+		return nvml.EventData{}, nil, ret
+	}
 	for _, d := range s.devices {
-		// During a reload of the driver there is no library for a moment, which is no reason to stop waiting.
-		if _, ret := d.current(); ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_DRIVER_NOT_LOADED {
+		if ret != nvml.SUCCESS { // during a reload of the driver there is no library for a moment
+			break
+		}
+		if _, ret := d.in(v); ret != nvml.SUCCESS {
 			return nvml.EventData{}, nil, ret
 		}
 	}

@@ -18,7 +18,7 @@ type Watch struct {
 // Without inotify, Wait returns after pollPeriod; with it, after recheckPeriod, in case the directory is another one.
 const (
 	pollPeriod    = 20 * time.Millisecond
-	recheckPeriod = time.Second
+	recheckPeriod = 5 * time.Second
 )
 
 // Watch begins to watch the node.
