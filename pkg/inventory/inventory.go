@@ -69,7 +69,13 @@ func (inv Inventory) index(name string) int {
 
 // GPUs returns the devices that are whole GPUs, without those for virtual machines.
 func (inv Inventory) GPUs() Inventory {
-	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return rank(d) > 0 })
+	var gpus Inventory // much smaller than with all partitions
+	for _, d := range inv {
+		if rank(d) == 0 {
+			gpus = append(gpus, d)
+		}
+	}
+	return gpus
 }
 
 // Present returns the physical GPUs that answer, without those in virtual machines. It includes a GPU that is only

@@ -33,10 +33,10 @@ const (
 		"pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
-	whyCPU = "with 208 partitions offered beside 8 GPUs. perf, of the processor time: a quarter is the simulated " +
-		"NVML, in the look at the machine and in the wait for events, a sixth the thread with which Go watches its " +
-		"scheduler, a tenth the garbage collector, and a twentieth each the partitions that are still free, and the " +
-		"comparison of the slices with those of the API server. docs/operate.md lists the timers."
+	whyCPU = "with 208 partitions offered beside 8 GPUs. perf, of the processor time: three tenths are the simulated " +
+		"NVML, nearly all of it in the look at the machine, a seventh the thread with which Go watches its " +
+		"scheduler, a ninth each the scheduler itself and the files of sysfs, a twelfth the garbage collector. " +
+		"docs/operate.md lists the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
 		"reads the CDI directory again for each of the claim's two files."
 	whyPods8 = "the CDI hooks of NVIDIA's toolkit, which the row below has on both sides, and the processor time in " +

@@ -309,14 +309,13 @@ func (m *Manager) unwatched(d gpu.Device) string {
 	return cmp.Or(m.released, m.unread, m.known.Unwatched[d.Physical()])
 }
 
-// Annotate returns the devices with the taints of their health.
-func (m *Manager) Annotate(inv inventory.Inventory) inventory.Inventory {
-	annotated := make(inventory.Inventory, len(inv))
+// Taints returns the taints of the health of each device.
+func (m *Manager) Taints(inv inventory.Inventory) [][]gpu.Taint {
+	all := make([][]gpu.Taint, len(inv))
 	for i, d := range inv {
-		d.Taints = m.taints(d)
-		annotated[i] = d
+		all[i] = m.taints(d)
 	}
-	return annotated
+	return all
 }
 
 // taints returns the taints of a device, one for each key, by key.

@@ -209,9 +209,9 @@ func (n *testNode) hold(claim string, assignments ...sharing.Assignment) {
 // taintsNow returns the devices with taints: "gpu-1: xid=48:NoSchedule since 10s".
 func (n *testNode) taintsNow() string {
 	var lines []string
-	for _, d := range n.Annotate(n.found.Published) {
+	for i, taints := range n.Taints(n.found.Published) {
 		var all []string
-		for _, t := range d.Taints {
+		for _, t := range taints {
 			text := strings.TrimPrefix(t.Key, driver+"/") + "=" + t.Value + ":" + t.Effect
 			if !t.Since.IsZero() {
 				text += " since " + t.Since.Sub(start).String()
@@ -219,7 +219,7 @@ func (n *testNode) taintsNow() string {
 			all = append(all, text)
 		}
 		if len(all) > 0 {
-			lines = append(lines, d.Name+": "+strings.Join(all, ", "))
+			lines = append(lines, n.found.Published[i].Name+": "+strings.Join(all, ", "))
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -566,8 +566,8 @@ func TestEvictionsByAnXIDThatComesBack(t *testing.T) {
 		if i%6 == 0 {
 			n.xid("GPU-1", 149)
 		}
-		for _, d := range n.Annotate(n.found.Published) {
-			for _, taint := range d.Taints {
+		for _, taints := range n.Taints(n.found.Published) {
+			for _, taint := range taints {
 				began[taint.Since] = true
 			}
 		}
@@ -594,8 +594,8 @@ func TestLossesWithAnXID(t *testing.T) {
 		n.pass(10 * time.Second)
 		n.found.GPUs[1].Lost = false
 		n.look()
-		for _, d := range n.Annotate(n.found.Published) {
-			for _, taint := range d.Taints {
+		for _, taints := range n.Taints(n.found.Published) {
+			for _, taint := range taints {
 				began[taint.Since] = true
 			}
 		}

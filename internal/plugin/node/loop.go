@@ -109,8 +109,11 @@ type state struct {
 	lacking publish.Lacking
 
 	devices   *inventory.Inventory // available to claims; nil: nothing is known yet
+	basis     basis                // of devices
 	former    *inventory.Inventory // of the previous instance, published while nothing can be read
 	published inventory.Inventory  // devices with their taints
+	tainted   *inventory.Inventory // those devices, without their taints
+	taints    [][]gpu.Taint        // of each of them
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs          // their MIG mode
@@ -128,6 +131,13 @@ type state struct {
 	asked       bool      // for a discovery at once, or after the one under way
 	due         time.Time // the next discovery
 	saveAt      time.Time // when the health is to be saved; zero: nothing has changed
+}
+
+// basis is what devices follow from: the same basis has the same devices. It is much smaller: of 8 GPUs and all their
+// partitions, it has the GPUs.
+type basis struct {
+	gpus, known inventory.Inventory
+	records     records
 }
 
 func newState(o Options) *state {
@@ -225,10 +235,19 @@ func (s *state) publish(a *actions) {
 	if devices == nil {
 		return
 	}
-	if annotated := s.health.Annotate(*devices); !reflect.DeepEqual(annotated, s.published) {
+	a.Publish = &s.published
+	taints := s.health.Taints(*devices)
+	if devices == s.tainted && reflect.DeepEqual(taints, s.taints) {
+		return
+	}
+	s.tainted, s.taints = devices, taints
+	annotated := slices.Clone(*devices)
+	for i := range annotated {
+		annotated[i].Taints = taints[i]
+	}
+	if !reflect.DeepEqual(annotated, s.published) {
 		s.published, a.Metrics.published = annotated, annotated
 	}
-	a.Publish = &s.published
 }
 
 // discovered takes the result of a discovery, and returns the time until the next one. The last inventory stays valid
@@ -273,14 +292,16 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	if e.noConfig == nil {
 		s.reportPending(ctx, e.pending, a)
 	}
-	r, before, first := e.records, e.known, s.devices == nil
+	r, first := e.records, s.devices == nil
 	gpus := s.block(at.Now, e)
-	removed := r.removed(gpus)
-	heldBefore := slices.DeleteFunc(slices.Clone(before), func(d gpu.Device) bool { return !r.holds(d.Name) })
-	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
-	same := !first && reflect.DeepEqual(*s.devices, devices)
-	s.devices, a.Snapshot = &devices, &snapshot{}
-	known := gpuhealth.Known{Discovery: e.Discovery, GPUs: gpus, Published: devices, Held: map[gpu.UUID]bool{},
+	now := basis{gpus: gpus, known: e.known, records: r}
+	same := !first && reflect.DeepEqual(s.basis, now)
+	s.basis = now
+	if !same {
+		same = s.derive()
+	}
+	a.Snapshot = &snapshot{}
+	known := gpuhealth.Known{Discovery: e.Discovery, GPUs: gpus, Published: *s.devices, Held: map[gpu.UUID]bool{},
 		Untainted: s.lacking.Taints()}
 	if e.noConfig == nil {
 		known.Policies = map[gpu.UUID]health.Policy{}
@@ -293,14 +314,23 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	}
 	s.health.Discovered(ctx, at, known)
 
-	s.known = append(slices.Clone(gpus), partitionsOf(devices)...)
 	if same {
 		s.repairSettings(ctx, at.Now, gpus, r, a)
 		return
 	}
-	s.report(ctx, before, removed, a)
+	s.report(ctx, e.known, r.removed(gpus), a)
 	a.Save, a.Ready = &s.known, first
 	s.resumed, a.Resume = at.Now, true
+}
+
+// derive sets the devices that follow from the basis, and reports whether they are the same as before.
+func (s *state) derive() (same bool) {
+	gpus, r := s.basis.gpus, s.basis.records
+	held := slices.DeleteFunc(slices.Clone(s.basis.known), func(d gpu.Device) bool { return !r.holds(d.Name) })
+	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(held, r.holds), r.removed(gpus)))
+	same = s.devices != nil && reflect.DeepEqual(*s.devices, devices)
+	s.devices, s.known = &devices, append(slices.Clone(gpus), partitionsOf(devices)...)
+	return same
 }
 
 // repairSettings resumes claims whose GPU does not have the compute mode that they need: the GPU was reset, or the mode

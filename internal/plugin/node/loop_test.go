@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // eventually waits for what the loop does.
@@ -306,5 +307,36 @@ func TestTogether(t *testing.T) {
 	stop()
 	if _, err := health.Load(l.Dir); err != nil {
 		t.Error(err)
+	}
+}
+
+// A discovery that finds the same as the last one computes no devices: with all partitions that costs more than the
+// discovery. A change of a GPU, of the records, and of a taint is seen.
+func TestTheSameDevicesAreNotComputedAgain(t *testing.T) {
+	l := newTestNode(t)
+	look := func() (devices *inventory.Inventory, published *gpu.Device) {
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		return l.state.devices, &l.state.published[0]
+	}
+	look()
+	look() // the first discovery knew no GPU
+	before, published := look()
+	if again, publishedAgain := look(); again != before || publishedAgain != published {
+		t.Error("the same devices were computed again")
+	}
+	l.turn(t.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: time.Now()})
+	if again, _ := look(); again != before || fmt.Sprint(taintsOf(l.published)) == "[]" {
+		t.Errorf("after an XID: computed again: %v, taints: %v", again != before, taintsOf(l.published))
+	}
+	for name, change := range map[string]func(){
+		"a GPU": func() { l.devices[0].Memory++ }, "the records": func() { l.hold("a", "gpu-0") },
+	} {
+		before, _ := look()
+		change()
+		if again, _ := look(); again == before {
+			t.Errorf("%s changed, and the devices were not computed", name)
+		}
 	}
 }
