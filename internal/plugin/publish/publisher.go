@@ -95,9 +95,11 @@ func (p *Publisher) Run(ctx context.Context) {
 		return
 	case <-p.Gates.known:
 	}
-	var published map[string]resourceslice.Pool
-	var whole *inventory.Inventory // published, without anything that the API server lacks; nil: there was something
-	for {
+	// What is published: the inventory, or if the API server lacks something, what is left of it. Pools are large, and
+	// the controller has a copy.
+	var whole *inventory.Inventory
+	var fitted map[string]resourceslice.Pool
+	for first := true; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -110,15 +112,17 @@ func (p *Publisher) Run(ctx context.Context) {
 			for name, pool := range pools { // what the API server lacks makes them depend on the records, too
 				pools[name] = p.Gates.fit(pool, lacks)
 			}
-			if !same || !reflect.DeepEqual(published, pools) {
-				if !p.publish(ctx, pools, published == nil) {
+			if !same || len(lacks) == 0 || !reflect.DeepEqual(fitted, pools) {
+				if !p.publish(ctx, pools, first) {
 					p.Stale()
 					continue
 				}
 			}
-			published, whole = pools, nil
+			first, whole, fitted = false, nil, nil
 			if len(lacks) == 0 {
 				whole = &inv
+			} else {
+				fitted = pools
 			}
 		}
 	}
