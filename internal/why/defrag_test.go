@@ -485,13 +485,8 @@ func TestDefragRandom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slim, small := *s, newSlimmer(s) // as it is read from the API server
-		slim.Slices = nil
-		for _, slice := range s.Slices {
-			slice = slice.DeepCopy()
-			small.slice(slice)
-			slim.Slices = append(slim.Slices, slice)
-		}
+		slim := *s
+		shorten(&slim) // as it is read from the API server
 		if second, err := Defrag(t.Context(), &slim, defragged); err != nil || !reflect.DeepEqual(second, d) {
 			t.Errorf("seed %d: got\n%+v, %v\nthe second time, with slim slices, want\n%+v", seed, second, err, d)
 		}

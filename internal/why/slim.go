@@ -10,19 +10,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
-// slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
-type slimmer struct {
-	names map[string]bool // of the attributes that an answer may need; nil: all
-	parts cluster.Parts
-}
-
 // maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then
 // the attributes stay.
 const maxParsed = 4 << 20
 
-// newSlimmer returns a slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
-// classes, claims and templates.
-func newSlimmer(s *cluster.Snapshot) *slimmer {
+// attributesFor returns which attributes of devices answers need that are about the claims of the snapshot that have no
+// devices; nil: all. The snapshot has all classes, claims and templates.
+func attributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
 	c := newIndex(&cluster.Snapshot{Classes: s.Classes})
 	w := &workload{}
 	add := func(claim *resourceapi.ResourceClaim) {
@@ -44,31 +38,17 @@ func newSlimmer(s *cluster.Snapshot) *slimmer {
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}
 	names := c.namesIn(w)
-	for _, name := range ofView {
-		if names != nil {
-			names[name] = true
-		}
+	if names == nil {
+		return nil
 	}
-	return &slimmer{names, cluster.Parts{}}
+	for _, name := range ofView {
+		names[name] = true
+	}
+	return func(name resourceapi.QualifiedName) bool { return names[identifier(name)] }
 }
 
 // ofView are the attributes with which a cluster.View tells how much of a GPU claims hold.
 var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly", "peakCompute"}
-
-// slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
-// changes the slice.
-func (s *slimmer) slice(slice *resourceapi.ResourceSlice) {
-	slice.ManagedFields = nil
-	for i := range slice.Spec.Devices {
-		d := &slice.Spec.Devices[i]
-		for name := range d.Attributes {
-			if s.names != nil && !s.names[identifier(name)] {
-				delete(d.Attributes, name)
-			}
-		}
-		s.parts.Share(d)
-	}
-}
 
 // identifier returns the name without its domain.
 func identifier(name resourceapi.QualifiedName) string {

@@ -11,8 +11,23 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
+
+// shorten replaces the slices by what Read keeps of them.
+func shorten(s *cluster.Snapshot) {
+	var list resourceapi.ResourceSliceList
+	for _, slice := range s.Slices {
+		list.Items = append(list.Items, *slice.DeepCopy())
+	}
+	read.Devices{Attribute: attributesFor(s), Counters: true}.Shorten(&list)
+	s.Slices = nil
+	for i := range list.Items {
+		s.Slices = append(s.Slices, &list.Items[i])
+	}
+}
 
 // Answers about slim slices are those about the slices.
 func TestSlimSlices(t *testing.T) {
@@ -26,10 +41,7 @@ func TestSlimSlices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slimmer := newSlimmer(s)
-		for _, slice := range s.Slices {
-			slimmer.slice(slice)
-		}
+		shorten(s)
 		got, err := Pod(t.Context(), s, "ns", "p")
 		if err != nil {
 			t.Fatal(err)
@@ -57,10 +69,9 @@ func TestSlimSlicesShareParts(t *testing.T) {
 		s := fleet(t, nodes...)
 		setUUIDs(s)
 		s.Claims = append(s.Claims, claim(t, "c", ask(row.expression, "")))
-		slimmer := newSlimmer(s)
+		shorten(s)
 		var maps []map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 		for _, slice := range s.Slices {
-			slimmer.slice(slice)
 			for _, d := range slice.Spec.Devices {
 				if ptr.Deref(d.Attributes["type"].StringValue, "") == "gpu" {
 					maps = append(maps, d.Attributes)

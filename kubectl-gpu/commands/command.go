@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"sync/atomic"
 	"time"
@@ -114,7 +113,7 @@ func (p *plugin) read(ctx context.Context, resources ...string) (*cluster.Snapsh
 		return nil, err
 	}
 	defer stop()
-	r.Slim = slimPods(r.Slim)
+	r.Slim = slimPods
 	return r.Read(ctx, resources...), nil
 }
 
@@ -128,7 +127,7 @@ func (p *plugin) reader() (r read.Reader, stop func(), err error) {
 	if err != nil {
 		return r, nil, err
 	}
-	r, stop = read.Reader{Client: client, Namespace: namespace, Slim: slimSlices}, func() {}
+	r, stop = read.Reader{Client: client, Namespace: namespace, Devices: keptDevices}, func() {}
 	if isTerminal(p.ErrOut) {
 		var objects atomic.Int64
 		r.Progress = func() { objects.Add(1) }
@@ -137,46 +136,29 @@ func (p *plugin) reader() (r read.Reader, stop func(), err error) {
 	return r, stop, nil
 }
 
-// slimSlices returns a function that drops what no command but why and fits needs of slices, so that a large cluster
-// needs little memory: of the partitions of a whole GPU that the driver would create, it keeps one of each profile.
-// Equal devices share their parts.
-func slimSlices() func(runtime.Object) runtime.Object {
+// keptDevices is what all commands but why, fits and reserve need of slices, so that a large cluster needs little time
+// and memory: of the partitions of a whole GPU that the driver would create, one of each profile.
+func keptDevices() read.Devices {
 	type key struct {
 		driver string
 		pool   resourceapi.ResourcePool
 		gpu    string
 		what   string // a profile; empty: the whole GPU
 	}
-	parts, seen := cluster.Parts{}, map[key]bool{}
-	return func(o runtime.Object) runtime.Object {
-		slice, ok := o.(*resourceapi.ResourceSlice)
-		if !ok {
-			return o
+	seen := map[key]bool{}
+	return read.Devices{Keep: func(slice *resourceapi.ResourceSlice, device string, consumes bool) (keep, id bool) {
+		of := key{slice.Spec.Driver, slice.Spec.Pool, gpu.ParentName(device), ""}
+		switch {
+		case !gpu.IsPart(device):
+			seen[of] = true
+		case consumes && seen[of]:
+			of.what = gpu.PartitionProfile(device)
+			keep = !seen[of]
+			seen[of] = true
+			return keep, false
 		}
-		var kept []resourceapi.Device
-		for _, d := range slice.Spec.Devices {
-			whole := key{slice.Spec.Driver, slice.Spec.Pool, gpu.ParentName(d.Name), ""}
-			switch of := whole; {
-			case !gpu.IsPart(d.Name):
-				seen[whole] = true
-			case len(d.ConsumesCounters) > 0 && seen[whole]:
-				if of.what = gpu.PartitionProfile(d.Name); seen[of] {
-					continue
-				}
-				seen[of] = true
-				maps.DeleteFunc(d.Attributes, identifies)
-			}
-			parts.Share(&d)
-			kept = append(kept, d)
-		}
-		slice.ManagedFields, slice.Spec.SharedCounters, slice.Spec.Devices = nil, nil, kept
-		return slice
-	}
-}
-
-// identifies reports whether the attribute differs between equal devices.
-func identifies(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool {
-	return cluster.IsIdentity(name)
+		return true, true
+	}}
 }
 
 // progressInterval is the time between two updates of the progress. A fast answer shows none.

@@ -7,14 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
@@ -22,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
@@ -200,7 +199,7 @@ func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o o
 	if err != nil {
 		return err
 	}
-	r.Slim = slimPartitions
+	r.Devices = partitionsAsKinds
 	s := r.Read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
 	stop()
 	if err := s.Err(); err != nil {
@@ -264,24 +263,11 @@ func (f *reserveOptions) check(team string) error {
 	return nil
 }
 
-// slimPartitions returns a function that drops what reserve does not need of slices. Partitions of one profile share
-// their parts, so that a large cluster needs little memory.
-func slimPartitions() func(runtime.Object) runtime.Object {
-	parts := cluster.Parts{}
-	return func(o runtime.Object) runtime.Object {
-		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-			slice.ManagedFields, slice.Spec.SharedCounters = nil, nil
-			for i := range slice.Spec.Devices {
-				d := &slice.Spec.Devices[i]
-				if gpu.IsPart(d.Name) && len(d.ConsumesCounters) > 0 {
-					maps.DeleteFunc(d.Attributes, identifies)
-					d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{}} // a partition that may exist
-				}
-				parts.Share(d)
-			}
-		}
-		return o
-	}
+// partitionsAsKinds is what reserve needs of slices: of partitions that may exist, not which these are.
+func partitionsAsKinds() read.Devices {
+	return read.Devices{Keep: func(_ *resourceapi.ResourceSlice, device string, consumes bool) (keep, identity bool) {
+		return true, !consumes || !gpu.IsPart(device)
+	}}
 }
 
 // choose returns the GPUs to keep: all that are selected, or the first --gpus that new claims could get, idle ones

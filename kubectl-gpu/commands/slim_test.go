@@ -37,11 +37,15 @@ func TestSlimSlices(t *testing.T) {
 		return s
 	}
 	whole, slim := read(), read()
-	drop := slimSlices()
+	var list resourceapi.ResourceSliceList
 	before, after := 0, 0
-	for i, slice := range slim.Slices {
+	for _, slice := range slim.Slices {
 		before += len(slice.Spec.Devices)
-		slim.Slices[i] = drop(slice).(*resourceapi.ResourceSlice)
+		list.Items = append(list.Items, *slice)
+	}
+	keptDevices().Shorten(&list)
+	for i := range list.Items {
+		slim.Slices[i] = &list.Items[i]
 		after += len(slim.Slices[i].Spec.Devices)
 	}
 	if after > before/2 {
@@ -85,7 +89,7 @@ func TestSlimSlicesAfterExpiry(t *testing.T) {
 		}
 		return true, list, nil
 	})
-	s := read.Reader{Client: client, Slim: slimSlices}.Read(t.Context(), cluster.Slices)
+	s := read.Reader{Client: client, Devices: keptDevices}.Read(t.Context(), cluster.Slices)
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -119,20 +119,17 @@ func podCPU(p *corev1.Pod) *resource.Quantity {
 	return requests.Cpu()
 }
 
-// slimPods returns what else to keep than others do: of a pod its name, node, phase and CPUs. Large clusters have many.
-func slimPods(others func() func(runtime.Object) runtime.Object) func() func(runtime.Object) runtime.Object {
-	return func() func(runtime.Object) runtime.Object {
-		other := others()
-		return func(o runtime.Object) runtime.Object {
-			p, ok := o.(*corev1.Pod)
-			if !ok {
-				return other(o)
-			}
-			slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
-			slim.Spec.NodeName, slim.Status.Phase = p.Spec.NodeName, p.Status.Phase
-			slim.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
-				Requests: corev1.ResourceList{corev1.ResourceCPU: *podCPU(p)}}}}
-			return slim
+// slimPods returns a function that keeps of a pod its name, node, phase and CPUs. Large clusters have many.
+func slimPods() func(runtime.Object) runtime.Object {
+	return func(o runtime.Object) runtime.Object {
+		p, ok := o.(*corev1.Pod)
+		if !ok {
+			return o
 		}
+		slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
+		slim.Spec.NodeName, slim.Status.Phase = p.Spec.NodeName, p.Status.Phase
+		slim.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: *podCPU(p)}}}}
+		return slim
 	}
 }

@@ -26,6 +26,8 @@ type Reader struct {
 	Client kubernetes.Interface
 	// Namespace is read where the user may not list a namespaced resource in all namespaces.
 	Namespace string
+	// Devices returns what to keep of slices, for one list of them. nil: everything.
+	Devices func() Devices
 	// PageSize is how many objects are read at once, other than slices. 0: perPage.
 	PageSize int64
 	// Progress is called for each object that is read, from several goroutines. nil: nothing is called.
@@ -66,7 +68,7 @@ func (r Reader) read(ctx context.Context, s *cluster.Snapshot, resource string) 
 	case cluster.Nodes:
 		s.Nodes, err = list[*corev1.Node](ctx, r, core.Nodes().List)
 	case cluster.Slices:
-		s.Slices, err = list[*resourceapi.ResourceSlice](ctx, r, dra.ResourceSlices().List)
+		s.Slices, err = list[*resourceapi.ResourceSlice](ctx, r, r.slices(dra))
 	case cluster.TaintRules:
 		s.TaintRules, err = list[*resourceapi.DeviceTaintRule](ctx, r, dra.DeviceTaintRules().List)
 		switch {
@@ -120,8 +122,8 @@ func namespaced[T, L runtime.Object, C lister[L]](ctx context.Context, r Reader,
 
 const (
 	perPage = 500 // objects; that of kubectl
-	// slicesPerPage is less, because a page of 500 slices with all partitions needs 300 MiB while it is decoded.
-	slicesPerPage = 50
+	// slicesPerPage is less: a slice with 128 partitions has 90 KiB.
+	slicesPerPage = 100
 )
 
 // list reads page by page. If the API server has forgotten the version of the first page, it starts again without
