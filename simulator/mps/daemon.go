@@ -43,6 +43,7 @@ type daemon struct {
 	commands net.Listener
 	clients  net.Listener
 	lock     *os.File
+	served   []func()      // each releases a GPU that the daemon serves
 	done     chan struct{} // closed to stop the daemon
 
 	mu      sync.Mutex
@@ -146,6 +147,9 @@ func (d *daemon) open() (err error) {
 		return errors.New("an instance of this daemon is already running")
 	}
 	d.lock = lock
+	for _, uuid := range d.gpus {
+		d.served = append(d.served, d.node.ServeMPS(uuid))
+	}
 	if err := d.publish(); err != nil {
 		return err
 	}
@@ -188,6 +192,9 @@ func (d *daemon) close() {
 	}
 	_ = d.commands.Close()
 	_ = d.clients.Close()
+	for _, release := range d.served {
+		release()
+	}
 	_ = d.lock.Close()
 	d.logf("Exit")
 }

@@ -33,6 +33,7 @@ type Node struct {
 	library string // the state file; "" before it is found in dir
 	have    identity
 	last    *View
+	clients []string          // the UUIDs of devices of last that have clients of MPS
 	profile hwprofile.Profile // of last
 	// the file that have identifies, kept open to check for changes; nil if there is none
 	file *os.File
@@ -181,7 +182,7 @@ func FindLibraries(dir string) ([]string, error) {
 func (n *Node) View() (*View, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.unchanged() {
+	if n.unchanged() && !n.hasOrphans() {
 		return n.last, nil
 	}
 	v, _, err := n.read()
@@ -240,8 +241,20 @@ func (n *Node) locate() (s slot, id identity, err error) {
 	return load(n.library, identity{})
 }
 
-// read returns the node as it is on disk, and decodes the content only if it has changed. The caller holds n.mu.
+// read returns the node as it is on disk, without clients of daemons that were killed. The caller holds n.mu.
 func (n *Node) read() (v *View, s slot, err error) {
+	if v, s, err = n.readDisk(); err != nil || !n.hasOrphans() {
+		return v, s, err
+	}
+	state := v.state.clone()
+	n.removeOrphans(v, &state)
+	n.last = newView(n.profile, content{Seed: v.seed, State: state})
+	n.clients = clientsOf(n.last)
+	return n.last, s, nil
+}
+
+// readDisk decodes the content only if it has changed.
+func (n *Node) readDisk() (v *View, s slot, err error) {
 	s, id, err := n.locate()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, slot{}, fmt.Errorf("%w: %s", ErrNoNode, n.library)
@@ -267,6 +280,7 @@ func (n *Node) read() (v *View, s slot, err error) {
 		return nil, slot{}, fmt.Errorf("read %s: %w", n.library, err)
 	}
 	n.have, n.last = id, newView(n.profile, c)
+	n.clients = clientsOf(n.last)
 	return n.last, s, nil
 }
 

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // runCommand runs a process's command: "count N" adds one to the memory used N times, "read" prints it for each line of
 // input, "call N" makes N calls of the first GPU and prints an E for each that fails, "use" has NVML open and prints
-// that, until its input ends.
+// that, until its input ends, and so does "serve", which serves a client of MPS on the first GPU.
 func runCommand(role, dir string) error {
 	n, err := node.Attach(dir)
 	if err != nil {
@@ -55,6 +55,20 @@ func runCommand(role, dir string) error {
 	}
 	if times, ok := strings.CutPrefix(role, "call "); ok {
 		return playCalls(n, times)
+	}
+	if role == "serve" {
+		v, err := n.View()
+		if err != nil {
+			return err
+		}
+		gpu := v.GPUs[0].UUID
+		defer n.ServeMPS(gpu)()
+		if err := n.SetProcesses(gpu, []node.Process{{PID: 7, Name: "client", Memory: 1 << 20}}); err != nil {
+			return err
+		}
+		fmt.Println("serving")
+		_, err = io.Copy(io.Discard, os.Stdin)
+		return err
 	}
 	if role == "use" {
 		defer n.Use()()
@@ -191,5 +205,49 @@ func TestConcurrentGoroutines(t *testing.T) {
 	must(t, err)
 	if got := v.GPUs[1].State.MemoryUsed; got != routines*each {
 		t.Errorf("%d changes, want %d", got, routines*each)
+	}
+}
+
+// The clients of an MPS daemon no longer use the GPU when it is killed. They do not come back with the next daemon.
+func TestKilledDaemonHasNoClients(t *testing.T) {
+	dir := tmpfs.Dir(t)
+	n := open(t, dir, profile(t, "t4-x2"))
+	must(t, n.AddProcess("0", "other", 1<<20))
+	serve := func() *exec.Cmd {
+		daemon := process(t, "serve", dir)
+		_, err := daemon.StdinPipe()
+		must(t, err)
+		out, err := daemon.StdoutPipe()
+		must(t, err)
+		must(t, daemon.Start())
+		if line := bufio.NewScanner(out); !line.Scan() || line.Text() != "serving" {
+			t.Fatalf("got %q", line.Text())
+		}
+		return daemon
+	}
+	names := func() string {
+		v, err := n.View()
+		must(t, err)
+		var out []string
+		for _, p := range v.GPUs[0].State.Processes {
+			out = append(out, p.Name)
+		}
+		return strings.Join(out, " ")
+	}
+	daemon := serve()
+	if got, want := names(), "other client"; got != want {
+		t.Errorf("while it runs: got %q, want %q", got, want)
+	}
+	must(t, daemon.Process.Kill())
+	_ = daemon.Wait() // it was killed
+	if got, want := names(), "other"; got != want {
+		t.Errorf("after its death: got %q, want %q", got, want)
+	}
+	v, err := n.View()
+	must(t, err)
+	release := n.ServeMPS(v.GPUs[0].UUID)
+	defer release()
+	if got, want := names(), "other"; got != want {
+		t.Errorf("with the next one: got %q, want %q", got, want)
 	}
 }
