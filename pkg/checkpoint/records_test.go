@@ -185,6 +185,40 @@ func TestGoldenRecordOfPartitions(t *testing.T) {
 	golden(t, file, want)
 }
 
+// So must records of format 4: a GPU that the driver binds for a virtual machine, and one that somebody else has bound.
+func TestGoldenRecordOfVirtualMachines(t *testing.T) {
+	bound, external := virtual("gpu-01-00-0-vfio", sharing.AssignedVFIO{Persistent: true}),
+		virtual("gpu-02-00-0-vfio", sharing.AssignedVFIO{PreferIOMMUFD: true, NoAPIDevice: true})
+	bound.VFIO.Functions = []gpu.PCIFunction{{PCI: bound.VFIO.PCI, Driver: "nvidia"},
+		{PCI: gpu.PCIAddress{Bus: 1, Function: 1}, Driver: "snd_hda_intel"}}
+	goldenVirtual(t, "testdata/v4/44444444-2222-3333-4444-555555555555.json", bound, external)
+}
+
+// So must records of format 5: a vGPU that the driver makes, and one that somebody else has made.
+func TestGoldenRecordOfVGPUs(t *testing.T) {
+	const made, existing = "6d8ba0b6-2d0c-8c5e-9a31-2f6c3c2a5d10", "6d8ba0b6-2d0c-4c5e-9a31-2f6c3c2a5d11"
+	goldenVirtual(t, "testdata/v5/55555555-2222-3333-4444-555555555555.json",
+		virtual("gpu-01-00-0-vgpu-a16-4q-0", sharing.AssignedVFIO{VGPU: &sharing.AssignedVGPU{Type: "A16-4Q",
+			UUID: made, Made: true}}),
+		virtual("gpu-02-00-0-vgpu-"+existing, sharing.AssignedVFIO{VGPU: &sharing.AssignedVGPU{Type: "A16-8Q",
+			UUID: existing}}))
+}
+
+// virtual returns an assignment to a virtual machine. The bus of the GPU is the first number in the device's name.
+func virtual(device string, vfio sharing.AssignedVFIO) sharing.Assignment {
+	bus := device[len("gpu-0")] - '0'
+	vfio.PCI = gpu.PCIAddress{Bus: bus}
+	return sharing.Assignment{Request: fmt.Sprint("r", bus), Pool: "node-1", Device: device,
+		GPU: gpu.UUID(fmt.Sprint("GPU-", bus)), VFIO: &vfio, CDI: []string{"k8s.gpu.nvidia.com/claim=" + device}}
+}
+
+func goldenVirtual(t *testing.T, file string, assignments ...sharing.Assignment) {
+	t.Helper()
+	golden(t, file, PreparedClaim{Phase: Prepared, BootID: "boot", Plan: sharing.Plan{Assignments: assignments},
+		Claim: sharing.Claim{Namespace: "ml", Name: "machines",
+			UID: types.UID(strings.TrimSuffix(filepath.Base(file), ".json"))}})
+}
+
 // A driver that a downgrade brings back must not take a record for one that it can undo.
 func TestFormatOfARecord(t *testing.T) {
 	one := func(a sharing.Assignment) PreparedClaim {
