@@ -145,18 +145,24 @@ func asYAML(t *testing.T, o any) string {
 	return string(text)
 }
 
-// Whoever set a value of the previous chart can upgrade with --reset-then-reuse-values, which passes these values to
-// the new chart: each of its values is still accepted, and none changes which classes there are.
-func TestUpgradeFromThePreviousChart(t *testing.T) {
-	const file = "testdata/previous-values.yaml"
-	text := template(t, "--values", file)
-	if got, want := migClasses(t, "--values", file), migClasses(t); asYAML(t, got) != asYAML(t, want) {
-		t.Errorf("got classes\n%s\nwant those of the defaults\n%s", asYAML(t, got), asYAML(t, want))
+// Whoever set a value of an earlier chart can upgrade with --reset-then-reuse-values, which passes these values to the
+// new chart: each of its values is still accepted, and none changes which classes there are. testdata/values has the
+// values of the first chart, and of the last one with a value that was removed since.
+func TestUpgradeFromEarlierCharts(t *testing.T) {
+	files, err := filepath.Glob("testdata/values/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("got %v, error %v, want the first values and later ones", files, err)
 	}
-	var plugin appsv1.DaemonSet
-	if !rendered(t, text, "DaemonSet", "-kubelet-plugin", &plugin) ||
-		plugin.Spec.UpdateStrategy.RollingUpdate.MaxSurge.String() != "1" {
-		t.Errorf("got %v, want the value of the previous chart", plugin.Spec.UpdateStrategy.RollingUpdate)
+	for _, file := range files {
+		text := template(t, "--values", file)
+		if got, want := migClasses(t, "--values", file), migClasses(t); asYAML(t, got) != asYAML(t, want) {
+			t.Errorf("%s: got classes\n%s\nwant those of the defaults\n%s", file, asYAML(t, got), asYAML(t, want))
+		}
+		var plugin appsv1.DaemonSet
+		if !rendered(t, text, "DaemonSet", "-kubelet-plugin", &plugin) ||
+			plugin.Spec.UpdateStrategy.RollingUpdate.MaxSurge.String() != "1" {
+			t.Errorf("%s: got %v, want the value of that chart", file, plugin.Spec.UpdateStrategy.RollingUpdate)
+		}
 	}
 }
 
