@@ -7,13 +7,16 @@ package survive
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -27,11 +30,16 @@ import (
 // olderCommit is the environment variable that overrides the version of the downgrade.
 const olderCommit = "SURVIVE_OLDER_COMMIT"
 
-// olderNodes are the nodes whose profiles older simulations can read: they do not know the fields for partitions.
-const olderNodes = `kubeletPlugin.nodeSelector.gpu\.nvidia\.com/sim-profile=l40s-x4`
+const (
+	// olderNodes are the nodes whose profiles older simulations can read: they do not know the fields for partitions.
+	olderNodes = `kubeletPlugin.nodeSelector.gpu\.nvidia\.com/sim-profile=l40s-x4`
+	// firstValues are the values of the first chart.
+	firstValues = "../../../deployments/helm/testdata/values/9b10e18.yaml"
+)
 
-// testDowngrade installs the oldest possible version of the plugin while claims of this one are prepared. It can
-// release them and prepare others. Then this version replaces the old one in the same way. The older version has the
+// testDowngrade installs the oldest possible version of the plugin, with the values of the first chart, while claims of
+// this one are prepared and pods come and go. It can release them and prepare others, but does not touch records of
+// newer formats. Then this version replaces the old one in the same way, and releases those. The older version has the
 // monitor device in the pool of the node.
 func (s *suite) testDowngrade(t *testing.T) {
 	image := s.olderImage(t)
@@ -50,10 +58,12 @@ func (s *suite) testDowngrade(t *testing.T) {
 		t.Errorf("the monitor: got pool %s, want %s", got, ownPool)
 	}
 
-	s.install(t, "image.tag=older", olderNodes)
-	// This version would release the claim, which does not exist. So the older one gets its record at its next start.
+	s.underPods(t, n, ns, "down", func() {
+		s.upgrade(t, "--values", firstValues, "--set", "image.tag=older", "--set", olderNodes)
+	})
+	// This version would release the claims, which do not exist. So the older one gets their records at its next start.
 	newer := s.node("node-2")
-	record, text := newer.partitionRecord(t)
+	records := newer.keptRecords(t)
 	older := client.ObjectKeyFromObject(newer.plugin(t))
 	s.remove(t, older)
 	s.gone(t, older)
@@ -72,22 +82,27 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.recorded(t, n, kept, theirs, monitor, olderMonitor)
 	goesOn()
 	// It does not touch a record that it cannot read, and reports it to pods whose GPU may be affected.
-	eventually(t, soon, "an event of the pod that names the record", func() string {
+	eventually(t, soon, "an event of the pod that names a record", func() string {
 		events, err := s.Events(t.Context(), refused)
 		must(t, err)
-		if got := strings.Join(events, "\n"); !strings.Contains(got, filepath.Base(record)) {
-			return is(got, filepath.Base(record))
+		got := strings.Join(events, "\n")
+		for file := range records {
+			if strings.Contains(got, filepath.Base(file)) {
+				return ""
+			}
 		}
-		return ""
+		return is(got, "the name of a file of "+fmt.Sprint(slices.Sorted(maps.Keys(records))))
 	})
-	left, err := os.ReadFile(record)
-	must(t, err)
-	if got := string(left); got != text {
-		t.Errorf("the record of a partition: %s", is(got, text))
+	for file, text := range records {
+		left, err := os.ReadFile(file)
+		must(t, err)
+		if got := string(left); got != text {
+			t.Errorf("%s: %s", file, is(got, text))
+		}
 	}
 
-	s.install(t)
-	s.running(t, refused) // the claim of that record does not exist, so it has been released
+	s.underPods(t, n, ns, "up", func() { s.install(t) })
+	s.running(t, refused) // the claims of those records do not exist, so they have been released
 	s.remove(t, refused)
 	s.gone(t, refused)
 	newer.clean(t)
@@ -127,22 +142,52 @@ func (s *suite) sameContainer(t *testing.T, pod client.ObjectKey) func() {
 	}
 }
 
-// partitionRecord writes the record of a claim for a partition on the node, and returns its file and its text. The
-// partition does not exist: the older plugin's simulation cannot read a machine that has one.
-func (n node) partitionRecord(t *testing.T) (file, text string) {
+// underPods makes a change of the driver while short-lived pods come and go on the node.
+func (s *suite) underPods(t *testing.T, n node, namespace, name string, change func()) {
 	t.Helper()
-	gpu, _, _ := strings.Cut(n.gpus(t), "\n")
-	const uid = "33333333-2222-3333-4444-555555555555"
-	file = n.disk(pluginDir + "/claims/" + uid + ".json")
-	text = fmt.Sprintf(`{"version": 3, "claim": {"namespace": "newer", "name": "partition", "uid": %q}, "phase": "Prepared", "bootID": %q,
-		"plan": {"assignments": [{"request": "gpu", "pool": %q, "device": "%s-mig-1g10gb-0", "gpu": %q,
-			"partition": {"parent": %[5]q, "profile": "1g.10gb", "start": 0, "size": 1, "uuid": "MIG-1"}}]}}`,
-		uid, n.boot(t), n.name, gpu, n.uuid(t, gpu))
-	// Atomic, because a plugin is running.
-	must(t, os.MkdirAll(filepath.Dir(file), 0o700))
-	must(t, os.WriteFile(file+".new", []byte(text), 0o600))
-	must(t, os.Rename(file+".new", file))
-	return file, text
+	ctx, finish := context.WithCancel(t.Context())
+	pods := shortPods{name: name}
+	var work sync.WaitGroup
+	work.Go(func() { pods.run(ctx, t, n, namespace) })
+	change()
+	finish()
+	work.Wait()
+	t.Logf("%s: %d pods came and went", name, pods.count)
+	if pods.err != nil {
+		t.Errorf("%s: pod %d on %s: %v", name, pods.count, n.name, pods.err)
+	}
+}
+
+// keptRecords writes a record of every format that the older version cannot read, with GPUs of the node, and returns
+// their texts by file. The older plugin's simulation cannot read a machine that has what the records tell of.
+func (n node) keptRecords(t *testing.T) map[string]string {
+	t.Helper()
+	names := []string{`"boot"`, `"` + n.boot(t) + `"`, `"node-1"`, `"` + n.name + `"`}
+	for i, gpu := range strings.Split(n.gpus(t), "\n") {
+		var bus uint8
+		if _, err := fmt.Sscanf(gpu, "gpu-%02x-", &bus); err != nil {
+			t.Fatalf("%s: %v", gpu, err)
+		}
+		names = append(names, fmt.Sprintf("gpu-%02d-00-0", i+1), gpu, fmt.Sprintf(`"GPU-%d"`, i+1),
+			`"`+n.uuid(t, gpu)+`"`, fmt.Sprintf(`"Bus": %d,`, i+1), fmt.Sprintf(`"Bus": %d,`, bus))
+	}
+	files, err := filepath.Glob("../../../pkg/checkpoint/testdata/v[2-9]/*.json")
+	must(t, err)
+	records := map[string]string{}
+	for _, kept := range files {
+		data, err := os.ReadFile(kept)
+		must(t, err)
+		file := n.disk(pluginDir + "/claims/" + filepath.Base(kept))
+		records[file] = strings.NewReplacer(names...).Replace(string(data))
+		// Atomic, because a plugin is running.
+		must(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must(t, os.WriteFile(file+".new", []byte(records[file]), 0o600))
+		must(t, os.Rename(file+".new", file))
+	}
+	if len(records) == 0 {
+		t.Fatal("no record is kept")
+	}
+	return records
 }
 
 // recorded waits until exactly these pods' claims have records.

@@ -200,16 +200,23 @@ func (s *suite) control(t *testing.T, command string, args ...string) string {
 // install installs or upgrades the driver, and returns when every node is updated.
 func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
+	var args []string
+	for _, setting := range settings {
+		args = append(args, "--set", setting)
+	}
+	s.upgrade(t, args...)
+}
+
+// upgrade is install with arguments for helm.
+func (s *suite) upgrade(t *testing.T, more ...string) {
+	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release,
 		"--create-namespace",
 		"--set", "simulate.enabled=true", "--set", "virtualMachines.enabled=true",
 		// Without the controller, because crashing nodes would take its replicas with them; the nodes do not need it.
 		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json",
 		hookConfig}
-	for _, setting := range settings {
-		args = append(args, "--set", setting)
-	}
-	run(t, s.tool(t, "helm"), args...)
+	run(t, s.tool(t, "helm"), append(args, more...)...)
 	must(t, s.WaitRollout(t.Context(), soon, release))
 }
 

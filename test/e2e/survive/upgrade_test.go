@@ -90,6 +90,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	work.Go(func() { slowCalls, slowErr = repeat(ctx, kubelet, slowly) })
 	var pods [2]shortPods
 	for i := range pods {
+		pods[i].name = "short"
 		work.Go(func() { pods[i].run(ctx, t, s.node(nodeName(i)), ns) })
 	}
 
@@ -281,6 +282,7 @@ func repeat(ctx context.Context, kubelet *fakeKubelet, claim *resourceapi.Resour
 
 // shortPods are consecutive short-lived pods on the real kubelet.
 type shortPods struct {
+	name  string // the prefix of their names
 	count int
 	err   error
 }
@@ -288,7 +290,7 @@ type shortPods struct {
 // run creates pods until ctx ends. No pod may need a retry.
 func (p *shortPods) run(ctx context.Context, t *testing.T, n node, namespace string) {
 	for ctx.Err() == nil && p.err == nil {
-		pod := n.pod(t, namespace, fmt.Sprintf("short-%s-%d", n.name, p.count), "", runs("gpu-demo", "show"), once)
+		pod := n.pod(t, namespace, fmt.Sprintf("%s-%s-%d", p.name, n.name, p.count), "", runs("gpu-demo", "show"), once)
 		_, err := n.WaitPod(context.WithoutCancel(ctx), soon, pod, "finished",
 			func(got *corev1.Pod) bool { return got.Status.Phase == "Succeeded" })
 		events, listErr := n.Events(context.WithoutCancel(ctx), pod)
