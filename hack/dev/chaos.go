@@ -6,15 +6,16 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"strings"
 )
 
-// chaosCluster has GPUs for partitions, for virtual machines, and of several models.
+// chaosCluster has GPUs for partitions, for virtual machines, for vGPUs, and of several models.
 var chaosCluster = cluster{name: "chaos", profiles: map[string]string{
-	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed",
+	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "a16-x4",
 }}
 
-// chaos breaks a fresh cluster in every way that test/chaos knows. CHAOS_FOR is for how long, and CHAOS_SEED decides
-// what happens.
+// chaos breaks a fresh cluster in every way that test/chaos knows. CHAOS_FOR is for how long, CHAOS_SEED decides
+// what happens, and CHAOS_FLAGS are more flags of the program.
 func chaos(ctx context.Context) error {
 	return chaosCluster.fresh(ctx, program("chaos", "./test/chaos"), func(ctx context.Context, t target) error {
 		// Idle pods stay, unlike those of the demos.
@@ -23,6 +24,7 @@ func chaos(ctx context.Context) error {
 		}
 		args := []string{bin + "/chaos", "-cluster", clusterProgram, "-name", chaosCluster.name, "-helm", t.helm,
 			"-for", cmp.Or(os.Getenv("CHAOS_FOR"), "3m"), "-seed", cmp.Or(os.Getenv("CHAOS_SEED"), "1")}
+		args = append(args, strings.Fields(os.Getenv("CHAOS_FLAGS"))...)
 		return command{args: args, env: t.env()}.attach(ctx)
 	})
 }

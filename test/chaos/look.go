@@ -118,6 +118,13 @@ func (l *lab) lookAt(ctx context.Context, name string) (check.Node, error) {
 			g.Partitions = append(g.Partitions, check.Partition{Profile: p.Name, Start: p.Instance.Span.Start,
 				Capabilities: c.Capabilities(p)})
 		}
+		for _, t := range c.VGPUTypes() {
+			for _, d := range c.State.VGPUs {
+				if d.Type == t.ID {
+					g.VGPUs = append(g.VGPUs, check.VGPU{Type: strings.TrimPrefix(t.Name, "NVIDIA "), Group: d.Group})
+				}
+			}
+		}
 		n.GPUs = append(n.GPUs, g)
 	}
 	text, err := l.control(ctx, "exec", name, "--", "sh", "-c", lookScript)

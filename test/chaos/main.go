@@ -42,6 +42,8 @@ const (
 type options struct {
 	seed       uint64
 	length     time.Duration
+	every      time.Duration
+	margin     time.Duration
 	cluster    string
 	name       string
 	kubeconfig string
@@ -53,6 +55,8 @@ func main() {
 	var o options
 	flag.Uint64Var(&o.seed, "seed", 1, "decides the pods and the faults")
 	flag.DurationVar(&o.length, "for", 3*time.Minute, "how long things are broken")
+	flag.DurationVar(&o.every, "every", 4*time.Second, "the average time from the beginning of a fault to the next")
+	flag.DurationVar(&o.margin, "margin", check.Margin, "how much longer than the longest outage something may wait")
 	flag.StringVar(&o.cluster, "cluster", "_output/bin/cluster", "the program of test/cluster")
 	flag.StringVar(&o.name, "name", "chaos", "name of the cluster, which has the driver installed")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig of the cluster")
@@ -71,7 +75,7 @@ func main() {
 func (o options) run(ctx context.Context) error {
 	if o.plan {
 		for round, length := range o.rounds() {
-			fmt.Printf("round %d\n%s", round, newPlan(o.seed, uint64(round), length, planned))
+			fmt.Printf("round %d\n%s", round, o.planOf(round, length, planned))
 		}
 		return nil
 	}
@@ -84,7 +88,8 @@ func (o options) run(ctx context.Context) error {
 		return err
 	}
 	l := &lab{Cluster: connection, options: o, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)),
-		began: time.Now(), hits: map[string]int{}, reported: map[check.Violation]bool{}}
+		began: time.Now(), hits: map[string]int{}, reported: map[check.Violation]bool{},
+		waits: check.Waits{Margin: o.margin}}
 	var nodes corev1.NodeList
 	if err := l.List(ctx, &nodes); err != nil {
 		return err
@@ -100,7 +105,7 @@ func (o options) run(ctx context.Context) error {
 		return err
 	}
 	for round, length := range o.rounds() {
-		if err := l.round(ctx, newPlan(o.seed, uint64(round), length, l.nodes)); err != nil {
+		if err := l.round(ctx, o.planOf(round, length, l.nodes)); err != nil {
 			return err
 		}
 	}
@@ -120,6 +125,10 @@ func (o options) rounds() []time.Duration {
 		out = append(out, min(left, roundLength))
 	}
 	return out
+}
+
+func (o options) planOf(round int, length time.Duration, nodes []string) plan {
+	return newPlan(o.seed, uint64(round), length, o.every, nodes)
 }
 
 // planned are the nodes of make chaos.
@@ -308,7 +317,7 @@ func (l *lab) breakThings(ctx context.Context, start time.Time, p plan) error {
 		if i >= len(faults) && time.Since(start) > p.length {
 			break
 		}
-		pause(ctx, max(time.Until(start.Add(f.at)), faultEvery/4))
+		pause(ctx, max(time.Until(start.Add(f.at)), p.every/4))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -13,6 +13,7 @@ import (
 // long the ones before took.
 type plan struct {
 	length time.Duration
+	every  time.Duration // the average time between faults
 	pods   []podPlan
 	faults []faultPlan
 }
@@ -36,30 +37,31 @@ type faultPlan struct {
 	hold time.Duration // how long it lasts
 }
 
-const (
-	podEvery   = 900 * time.Millisecond // on average
-	faultEvery = 4 * time.Second        // on average, and at least after the fault before
-)
+// podEvery is the average time between pods.
+const podEvery = 900 * time.Millisecond
 
 // newPlan returns the plan of a round of that length, or longer until every kind of fault has happened. Every kind
-// happens once before one happens again.
-func newPlan(seed, round uint64, length time.Duration, nodes []string) plan {
+// happens once before one happens again. Every is the average time between faults.
+func newPlan(seed, round uint64, length, every time.Duration, nodes []string) plan {
 	r := rand.New(rand.NewPCG(seed, round)) //nolint:gosec // it must be repeatable
 	between := func(from, to time.Duration) time.Duration {
 		return (from + time.Duration(r.Int64N(int64(to-from)))).Round(time.Millisecond)
 	}
-	p := plan{length: length}
+	p := plan{length: length, every: every}
 	// The stream ends with the last fault, which may be late.
 	for at := time.Duration(0); at < 3*max(length, time.Minute); at += between(0, 2*podEvery) {
 		pod := podPlan{at: at, name: fmt.Sprintf("p%d-%d", round, len(p.pods)), kind: kinds[r.IntN(len(kinds))],
 			urgent: r.IntN(8) == 0, force: r.IntN(8) == 0}
-		if r.IntN(3) > 0 {
+		switch n := r.IntN(12); {
+		case n == 0:
+			pod.life = between(time.Minute, 2*time.Minute)
+		case n > 4:
 			pod.life = between(2*time.Second, 25*time.Second)
 		}
 		p.pods = append(p.pods, pod)
 	}
 	var order []int
-	for at := faultEvery; at < length || len(p.faults) < len(faults); at += between(faultEvery/2, faultEvery*3/2) {
+	for at := every; at < length || len(p.faults) < len(faults); at += between(every/2, every*3/2) {
 		if len(order) == 0 {
 			order = r.Perm(len(faults))
 		}

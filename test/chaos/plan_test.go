@@ -14,7 +14,9 @@ import (
 // enough.
 func TestPlan(t *testing.T) {
 	nodes := []string{"node-1", "node-2"}
-	plan := func(seed, round uint64) string { return newPlan(seed, round, 3*time.Minute, nodes).String() }
+	plan := func(seed, round uint64) string {
+		return newPlan(seed, round, 3*time.Minute, 4*time.Second, nodes).String()
+	}
 	text := plan(7, 1)
 	if again := plan(7, 1); again != text {
 		t.Errorf("the same seed: got\n%s\nwant\n%s", again, text)
@@ -38,7 +40,7 @@ func TestPlan(t *testing.T) {
 
 // TestShortPlan: a short plan has every kind of fault, too.
 func TestShortPlan(t *testing.T) {
-	p := newPlan(1, 0, time.Second, []string{"node-1"})
+	p := newPlan(1, 0, time.Second, time.Second, []string{"node-1"})
 	if got, want := len(p.faults), len(faults); got != want {
 		t.Errorf("got %d faults, want %d", got, want)
 	}

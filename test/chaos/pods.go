@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/chaos/check"
 )
 
 const (
@@ -32,6 +34,13 @@ var templates = map[string][]resourceapi.ExactDeviceRequest{
 	"larger":    {{DeviceClassName: "mig-3g.40gb.nvidia.com"}},
 	"several":   {{DeviceClassName: "gpu.nvidia.com"}, {DeviceClassName: "gpu.nvidia.com"}},
 	"vm":        {{DeviceClassName: "vfio.gpu.nvidia.com"}},
+	"vgpu":      {{DeviceClassName: "vgpu.nvidia.com", Selectors: ofType("A16-4Q")}},
+}
+
+// ofType selects vGPUs, of which only those of one type fit beside each other on a GPU.
+func ofType(profile string) []resourceapi.DeviceSelector {
+	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.attributes['%s'].profile == '%s'", check.Driver, profile)}}}
 }
 
 // kinds are the kinds of pods: those of the templates, two claims, a claim that two pods share, two kinds of extended

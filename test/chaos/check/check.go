@@ -53,6 +53,7 @@ func (c *Checker) Look(now World) []Violation {
 		found = append(found, Violation{Capacity, "allocated to " + problem})
 	}
 	held := map[types.UID][]result{}
+	vgpus := map[string]string{} // which pod has it, by "node device node"
 	for _, name := range slices.Sorted(maps.Keys(now.Nodes)) {
 		for _, container := range lived(c.before.Nodes[name], now.Nodes[name]) {
 			has, known := c.given[container.Pod]
@@ -65,6 +66,13 @@ func (c *Checker) Look(now World) []Violation {
 			if problem := now.Nodes[name].compare(container.Devices, given); problem != "" {
 				found = append(found, Violation{Sees, fmt.Sprintf("%s of pod %s on %s %s", container.Name, has.pod,
 					name, problem)})
+			}
+			for _, v := range now.Nodes[name].vgpus(container.Devices) {
+				if other := vgpus[name+" "+v]; other != "" && other != has.pod {
+					found = append(found, Violation{Sees, fmt.Sprintf("pods %s and %s on %s have /dev/%s", other,
+						has.pod, name, v)})
+				}
+				vgpus[name+" "+v] = has.pod
 			}
 			found = append(found, c.specs(now, name, container.Pod, has)...)
 		}

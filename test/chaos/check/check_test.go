@@ -50,13 +50,14 @@ func memory(size string) map[resourceapi.QualifiedName]resource.Quantity {
 	return map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(size)}
 }
 
-// healthy is a world with pods that have a whole GPU, a share, a partition, and a GPU for a virtual machine.
+// healthy is a world with pods that have a whole GPU, a share, a partition, a GPU for a virtual machine, and a vGPU.
 func healthy() World {
 	var w World
 	w.given("whole", "gpu-1", memory("8Gi"))
 	w.given("share", "gpu-2", memory("1Gi"))
 	w.given("part", "gpu-3-mig-1g10gb-4", nil)
 	w.given("vm", "gpu-4-vfio", nil)
+	w.given("vgpu", "gpu-5-vgpu-a16-4q-0", nil)
 	counter := func(n string) map[string]resourceapi.Counter {
 		return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse(n)}}
 	}
@@ -85,15 +86,18 @@ func healthy() World {
 			{Name: "gpu-3", Minor: 2, Partitions: []Partition{
 				{Profile: "1g.10gb", Start: 4, Capabilities: [2]int{300, 301}},
 				{Profile: "1g.10gb", Start: 5, Capabilities: [2]int{310, 311}}}},
-			{Name: "gpu-4", Minor: 3, Group: 17}},
+			{Name: "gpu-4", Minor: 3, Group: 17},
+			{Name: "gpu-5", Minor: 4, VGPUs: []VGPU{{"A16-4Q", 60}, {"A16-4Q", 61}}}},
 		Machine: []string{"gpu-1 mode=Default"},
 		Specs: map[types.UID]string{"whole": spec("A=b", "nvidia0", "nvidiactl"),
 			"share": spec("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M", "nvidia1"),
 			"part":  spec("", "nvidia2", "nvidia-caps/nvidia-cap300", "nvidia-caps/nvidia-cap301"),
-			"vm":    spec("", "vfio/17")},
+			"vm":    spec("", "vfio/17"),
+			"vgpu":  spec("", "vfio/60")},
 		Containers: []Container{container("whole", "nvidia0", "nvidiactl"), container("share", "nvidia1"),
 			container("part", "nvidia2", "nvidia-caps/nvidia-cap300", "nvidia-caps/nvidia-cap301"),
-			container("vm", "vfio/17", "vfio/vfio"), {ID: "other", Pod: "unknown", Devices: []string{"nvidia0"}}},
+			container("vm", "vfio/17", "vfio/vfio"), container("vgpu", "vfio/60", "vfio/vfio"),
+			{ID: "other", Pod: "unknown", Devices: []string{"nvidia0"}}},
 	}}
 	return w
 }
@@ -128,6 +132,12 @@ func TestLook(t *testing.T) {
 			Sees + ": main of pod n/part on node-1 has /dev/nvidia-caps/nvidia-cap310 of gpu-3-mig-1g10gb-5"},
 		"a GPU for virtual machines": {none, see("whole", "vfio/17"),
 			Sees + ": main of pod n/whole on node-1 has /dev/vfio/17 of gpu-4-vfio"},
+		"a vGPU for two pods": {func(w *World) { giveVGPU(w) }, func(w *World) { giveVGPU(w) },
+			Sees + ": pods n/vgpu and n/second on node-1 have /dev/vfio/60"},
+		"a vGPU of none": {none, func(w *World) { w.Nodes["node-1"].Containers[4].Devices = nil },
+			Sees + ": main of pod n/vgpu on node-1 lacks a device node of gpu-5-vgpu-a16-4q-0"},
+		"a vGPU that it was not given": {none, see("whole", "vfio/61"),
+			Sees + ": main of pod n/whole on node-1 has /dev/vfio/61 of gpu-5-vgpu-a16-4q"},
 		"a device node is missing": {none, func(w *World) { w.Nodes["node-1"].Containers[0].Devices = nil },
 			Sees + ": main of pod n/whole on node-1 lacks /dev/nvidia0 of gpu-1"},
 		"a container that has just started": {func(w *World) { w.Nodes = nil }, see("whole", "nvidia1"), ""},
@@ -167,9 +177,19 @@ func TestLook(t *testing.T) {
 	var c Checker
 	c.Look(healthy())
 	c.Look(healthy())
-	if c.Containers != 4 || c.Specs != 4 {
-		t.Errorf("got %d containers and %d specs judged, want 4 of each", c.Containers, c.Specs)
+	if c.Containers != 5 || c.Specs != 5 {
+		t.Errorf("got %d containers and %d specs judged, want 5 of each", c.Containers, c.Specs)
 	}
+}
+
+// giveVGPU gives another pod the vGPU of the first one.
+func giveVGPU(w *World) {
+	w.given("second", "gpu-5-vgpu-a16-4q-1", nil)
+	n := w.Nodes["node-1"]
+	n.Containers = append(n.Containers, Container{ID: "second", Pod: "pod-second", Name: "main",
+		Devices: []string{"vfio/60"}})
+	n.Specs["second"] = spec("", "vfio/60")
+	w.Nodes["node-1"] = n
 }
 
 func see(pod, node string) func(*World) {
@@ -210,6 +230,17 @@ func TestExtendedResource(t *testing.T) {
 // and a margin.
 func TestWaits(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var patient Waits
+	patient.Margin = 10 * time.Minute
+	pending := healthy()
+	pending.Pods[0].Status.Phase = corev1.PodPending
+	patient.Look(pending, start, Outage{})
+	if got := patient.Look(pending, start.Add(9*time.Minute), Outage{}); len(got) > 0 {
+		t.Errorf("a margin of 10 minutes: got %v after 9, want nothing", got)
+	}
+	if got := patient.Look(pending, start.Add(11*time.Minute), Outage{}); len(got) != 1 {
+		t.Errorf("a margin of 10 minutes: got %v after 11, want one", got)
+	}
 	for name, tc := range map[string]struct {
 		plant func(w *World)
 		left  string

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Margin is how much longer than the longest outage something may wait after an outage.
+// Margin is how much longer than the longest outage something may wait after an outage, unless Waits says otherwise.
 const Margin = 2 * time.Minute
 
 // Outage is what is known of the times in which the cluster was broken.
@@ -23,7 +24,10 @@ type Outage struct {
 }
 
 // Waits finds what waits for too long. The zero value is ready to use.
-type Waits struct{ since map[string]time.Time }
+type Waits struct {
+	Margin time.Duration // 0: the constant
+	since  map[string]time.Time
+}
 
 // Look judges what waits now. While an outage lasts, nothing is stuck; afterwards, the time counts from its end.
 // Without pods, everything that was not there before any of them is waited for, too.
@@ -40,7 +44,7 @@ func (w *Waits) Look(now World, at time.Time, outage Outage, left ...string) []V
 		if outage.End.After(from) {
 			from = outage.End
 		}
-		if limit := outage.Longest + Margin; !outage.Ongoing && at.Sub(from) > limit {
+		if limit := outage.Longest + cmp.Or(w.Margin, Margin); !outage.Ongoing && at.Sub(from) > limit {
 			rule := Stuck
 			if slices.Contains(left, what) {
 				rule = Left

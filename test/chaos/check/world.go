@@ -42,6 +42,7 @@ type GPU struct {
 	Minor      int // N of /dev/nvidiaN
 	Group      int // of the IOMMU; 0: none
 	Partitions []Partition
+	VGPUs      []VGPU
 }
 
 // Partition is a MIG partition that exists.
@@ -49,6 +50,12 @@ type Partition struct {
 	Profile      string // "1g.10gb"
 	Start        int    // first memory slice
 	Capabilities [2]int // N of /dev/nvidia-caps/nvidia-capN
+}
+
+// VGPU is a mediated device that exists.
+type VGPU struct {
+	Type  string // "A16-4Q"
+	Group int    // of the IOMMU
 }
 
 // Container is a container that runs.
@@ -79,7 +86,8 @@ const (
 // common are the device nodes that say nothing about a GPU.
 var common = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "vfio/vfio"}
 
-// deviceNodes returns the device nodes of each device that the node's hardware has now.
+// deviceNodes returns the device nodes of each device that the node's hardware has now, and those of all vGPUs of one
+// type on a GPU: which of them a device is, depends on its claim.
 func (n Node) deviceNodes() map[string][]string {
 	out := map[string][]string{}
 	for _, g := range n.GPUs {
@@ -95,13 +103,41 @@ func (n Node) deviceNodes() map[string][]string {
 			}
 			out[g.Name+p.suffix()] = nodes
 		}
+		for _, v := range g.VGPUs {
+			kind := g.Name + vgpuMark + strings.ToLower(v.Type)
+			out[kind] = append(out[kind], fmt.Sprintf("vfio/%d", v.Group))
+		}
 	}
 	return out
+}
+
+// vgpuMark is in the names of vGPUs: "gpu-40-00-0-vgpu-a16-4q-0".
+const vgpuMark = "-vgpu-"
+
+// vgpuKind returns the name without the number at its end; empty: it is no vGPU.
+func vgpuKind(device string) string {
+	if !strings.Contains(device, vgpuMark) {
+		return ""
+	}
+	return device[:strings.LastIndexByte(device, '-')]
 }
 
 // suffix is what the name of the partition's device adds to that of its GPU.
 func (p Partition) suffix() string {
 	return fmt.Sprintf("-mig-%s-%d", strings.ReplaceAll(p.Profile, ".", ""), p.Start)
+}
+
+// vgpus returns those of the device nodes that are vGPUs.
+func (n Node) vgpus(nodes []string) []string {
+	var out []string
+	for _, g := range n.GPUs {
+		for _, v := range g.VGPUs {
+			if node := fmt.Sprintf("vfio/%d", v.Group); slices.Contains(nodes, node) {
+				out = append(out, node)
+			}
+		}
+	}
+	return out
 }
 
 // compare says how the device nodes differ from those of the devices; empty: they are the same. The nodes of a
@@ -115,6 +151,12 @@ func (n Node) compare(nodes, devices []string) string {
 			if !slices.Contains(nodes, want) {
 				differences = append(differences, fmt.Sprintf("lacks /dev/%s of %s", want, d))
 			}
+		}
+		if ones := of[vgpuKind(d)]; len(ones) > 0 {
+			if !slices.ContainsFunc(ones, func(one string) bool { return slices.Contains(nodes, one) }) {
+				differences = append(differences, fmt.Sprintf("lacks a device node of %s", d))
+			}
+			allowed = append(allowed, ones...)
 		}
 		allowed = append(allowed, of[d]...)
 		if gpu, _, ok := strings.Cut(d, "-mig-"); ok {
