@@ -89,9 +89,41 @@ func (s *Specs) HasClaim(claim types.UID) (bool, error) {
 	return err == nil, err
 }
 
-// RemoveClaim removes the spec of a claim. It is no error if there is none.
+// RemoveClaim removes the spec of a claim, and the temporary files of its metadata specs, which a plugin leaves that is
+// killed while it writes them. It is no error if there is none.
 func (s *Specs) RemoveClaim(claim types.UID) error {
-	return s.cache.RemoveSpec(s.claimFile(claim))
+	temporary, err := filepath.Glob(filepath.Join(s.dir, "."+s.metadataPrefix()+string(claim)+"_*.tmp"))
+	errs := []error{s.cache.RemoveSpec(s.claimFile(claim)), err}
+	for _, file := range temporary {
+		errs = append(errs, remove(file))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveTemporary removes temporary files of specs that are older than orphanAge and empty or of this driver. A plugin
+// leaves one when it is killed while it writes a spec.
+func (s *Specs) RemoveTemporary() error {
+	files, err := filepath.Glob(filepath.Join(s.dir, "spec.*.tmp")) // the names that the library gives them
+	errs := []error{err}
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil || time.Since(info.ModTime()).Abs() < orphanAge {
+			continue // it is gone, or may be written now
+		}
+		if data, err := os.ReadFile(file); err == nil && (len(data) == 0 ||
+			bytes.Contains(data, []byte(`"`+s.vendor+`/`))) {
+			errs = append(errs, remove(file))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes the file. It is no error if it is gone.
+func remove(file string) error {
+	if err := os.Remove(file); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // RemoveDriver removes the driver's spec. It is no error if there is none.
@@ -132,10 +164,15 @@ func (s *Specs) claimOf(file string) (types.UID, bool) {
 		claim, ok := strings.CutSuffix(rest, ".json")
 		return types.UID(claim), ok
 	}
-	// <driver>_metadata_<claim UID>_<request>.json
-	rest, ok := strings.CutPrefix(file, strings.TrimPrefix(s.vendor, vendorPrefix)+"_metadata_")
+	// <driver>_metadata_<claim UID>_<request>.json, and a temporary file with a dot before it
+	rest, ok := strings.CutPrefix(strings.TrimPrefix(file, "."), s.metadataPrefix())
 	claim, _, found := strings.Cut(rest, "_")
 	return types.UID(claim), ok && found
+}
+
+// metadataPrefix begins the names of metadata specs.
+func (s *Specs) metadataPrefix() string {
+	return strings.TrimPrefix(s.vendor, vendorPrefix) + "_metadata_"
 }
 
 func (s *Specs) kind(class string) string { return s.vendor + "/" + class }

@@ -3,16 +3,19 @@
 package cdi
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -209,5 +212,50 @@ func TestDriverNameThatIsNoVendor(t *testing.T) {
 	if _, err := NewSpecs("gpu/nvidia", t.TempDir()); err == nil || !strings.Contains(err.Error(),
 		`driver name "gpu/nvidia"`) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestTemporaryFiles: what a plugin leaves that is killed while it writes specs goes with the claim, or when it is old.
+func TestTemporaryFiles(t *testing.T) {
+	s, dir := newSpecs(t)
+	write(t, s)
+	const (
+		ofClaim = ".gpu.nvidia.com_metadata_u1_gpu.json.123.tmp"
+		ofOther = ".gpu.nvidia.com_metadata_u2_gpu.json.4.tmp"
+	)
+	old := time.Now().Add(-2 * orphanAge)
+	for name, file := range map[string]struct {
+		text string
+		at   time.Time
+	}{
+		ofClaim: {"", time.Now()}, ofOther: {"", old},
+		"spec.1.tmp": {`{"kind":"k8s.gpu.nvidia.com/cl`, old}, "spec.2.tmp": {"", old},
+		"spec.3.tmp": {`{"kind":"k8s.gpu.nvidia.com/claim"`, time.Now()}, // may be written now
+		"spec.4.tmp": {`{"kind":"example.com/other"`, old},
+	} {
+		path := filepath.Join(dir, name)
+		err := errors.Join(os.WriteFile(path, []byte(file.text), 0o600), os.Chtimes(path, file.at, file.at))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	orphans, err := s.Orphans(func(types.UID) bool { return false })
+	if err != nil || len(orphans) != 1 || orphans[0] != "u2" {
+		t.Errorf("orphans: got %v, error %v, want u2, which has an old temporary file", orphans, err)
+	}
+	for range 2 {
+		if err := errors.Join(s.RemoveTemporary(), s.RemoveClaim("u1")); err != nil {
+			t.Error(err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".tmp") {
+			names = append(names, e.Name())
+		}
+	}
+	if want := []string{ofOther, "spec.3.tmp", "spec.4.tmp"}; err != nil || !cmp.Equal(names, want) {
+		t.Errorf("got %v, error %v, want %v", names, err, want)
 	}
 }

@@ -40,9 +40,10 @@ type Records interface {
 	Get(claim types.UID) (checkpoint.PreparedClaim, error)
 }
 
-// Specs finds claims that have CDI specs but no record.
+// Specs finds claims that have CDI specs but no record, and what a killed plugin has left of others.
 type Specs interface {
 	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
+	RemoveTemporary() error
 }
 
 // Cleaner releases a claim when every cleanup for twice the period finds that the claim has no devices here in the API,
@@ -96,7 +97,8 @@ func (c *Cleaner) cleanUp(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Removing the CDI specs of a claim without a record", "claimUID", claim)
 		forgotten = append(forgotten, sharing.Claim{UID: claim})
 	}
-	return errors.Join(listErr, err, orphansErr, c.release(ctx, forgotten), c.endUnusedDaemons(ctx))
+	return errors.Join(listErr, err, orphansErr, c.Specs.RemoveTemporary(), c.release(ctx, forgotten),
+		c.endUnusedDaemons(ctx))
 }
 
 // endUnusedDaemons ends what a record has left that was removed by hand.

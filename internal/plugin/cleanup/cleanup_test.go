@@ -4,6 +4,7 @@ package cleanup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -288,6 +289,22 @@ func newTestCleaner(t *testing.T, n *node, objects ...runtime.Object) testCleane
 	s := &Cleaner{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
 		Records: records, Specs: specs, Kubelet: socket, Releaser: n}
 	return testCleaner{s, filepath.Join(dir, "cdi")}
+}
+
+// What a plugin has left that was killed while it wrote a spec is removed.
+func TestTemporarySpecs(t *testing.T) {
+	s := newTestCleaner(t, &node{running: []string{"u"}})
+	writeSpec(t, s.cdi, "u", 0)
+	left, old := filepath.Join(s.cdi, "spec.1.tmp"), time.Now().Add(-time.Hour)
+	if err := errors.Join(os.WriteFile(left, nil, 0o600), os.Chtimes(left, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cleanUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("got error %v, want the file to be gone", err)
+	}
 }
 
 func writeSpec(t *testing.T, dir, uid string, age time.Duration) {
