@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,7 @@ beside:
 CRASHES = _output/logs/survive.log
 crashes:
 	@mkdir -p $(dir $(CRASHES)); SURVIVE_APART=1 $(MAKE) survive >$(CRASHES) 2>&1
+	@$(MAKE) test-chaos >>$(CRASHES) 2>&1
 
 clusters:
 	@$(MAKE) test-e2e
@@ -203,6 +204,10 @@ conformance: ## test what Kubernetes expects of any DRA driver, with this one, o
 chaos: ## break a cluster in every known way while pods come and go, and judge what is seen; CHAOS_FOR=1h, CHAOS_SEED=number (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) chaos
+
+# One fault of each kind. Only what makes no progress for ten minutes waits for too long: machines differ.
+test-chaos: ## make chaos as in CI: two minutes (needs root)
+	@$(MAKE) chaos CHAOS_FOR=1s CHAOS_FLAGS="-every 2s -margin 10m"
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh
