@@ -206,7 +206,7 @@ chaos: ## break a cluster in every known way while pods come and go, and judge w
 	@$(DEV) chaos
 
 # One fault of each kind. Only what makes no progress for ten minutes waits for too long: machines differ.
-test-chaos: ## make chaos as in CI: two minutes (needs root)
+test-chaos: ## make chaos as in CI: each fault once (needs root)
 	@$(MAKE) chaos CHAOS_FOR=1s CHAOS_FLAGS="-every 2s -margin 10m"
 
 build: ## compile the programs into _output/bin
