@@ -66,9 +66,9 @@ const (
 	whyControllerRSS = "not profiled."
 	whyTaint         = "not profiled."
 	whyConverted     = "not profiled."
-	whyKubectl       = "of the four seconds of processor time that `why` needs with 128,000 devices (pprof), two " +
-		"fifths decode the answers of the API server, a fifth is the garbage collector, a fifth drops what no answer " +
-		"needs, and an eighth compares the nodes. Meanwhile the API server encodes and compresses, on the same cores."
+	whyKubectl       = "of the processor time that `why` needs with 128,000 devices (pprof, without TLS and " +
+		"compression), two fifths decode slices, and a sixth allocates. Meanwhile the API server encodes and " +
+		"compresses, on the same cores."
 	whyExplaining = "not profiled."
 	whyEvict      = "not profiled."
 	whyStorm      = "not profiled."
