@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,8 @@ compute:
 	@$(MAKE) test-race
 	@$(MAKE) test-nvidia
 	@GO="$(GO)" ./hack/vfio-test.sh if-possible
+	@if command -v aarch64-linux-gnu-gcc >/dev/null; then $(MAKE) test-dist; else \
+		echo "SKIPPED: a release from clean clones, because aarch64-linux-gnu-gcc is missing" >&2; fi
 
 # The packages with tests for the race detector.
 RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./pkg/gpu/passthrough ./test/fleet
@@ -96,6 +98,10 @@ endef
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
 	$(GO) test -vet=off -race $(RACE)
+
+test-dist: ## build a release from two clean clones of the commit, and check all that a user gets (needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
+	@./hack/prerequisites.sh dist
+	DIST=1 $(GO) test -vet=off -count=1 -timeout 2h -run '^TestDist$$' ./deployments/container
 
 # Left out: tests that start programs of the same processor, which the kernel cannot run, and those that an emulated
 # processor is too slow for.
@@ -218,7 +224,7 @@ image: ## build both images as one OCI archive, _output/images.tar, without Dock
 	@./hack/prerequisites.sh
 	@$(GO) run ./deployments/container $(if $(PUSH),-push $(PUSH))
 
-dist: ## build a release into _output/dist, VERSION=v0.2.0 REGISTRY=registry/path: images for amd64 and arm64, chart, kubectl-gpu, SBOM; PUSH=1 pushes it
+dist: ## build a release into _output/dist, REGISTRY=registry/path: images for amd64 and arm64, chart, kubectl-gpu, notes, SBOM; VERSION=v0.2.0, else that of the file VERSION without -dev; PUSH=1 pushes it
 	@./hack/prerequisites.sh dist
 	@$(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
 

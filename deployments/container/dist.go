@@ -21,27 +21,44 @@ import (
 var semantic = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
 // dist builds a release below the output directory: the images of all platforms as one index, the chart with their
-// digest, the plugin of kubectl, a list of what is in the programs, the provenance, and checksums of all files. With
-// push, images and chart go to the registry.
+// digest, the plugin of kubectl, the notes, a list of what is in the programs, the provenance, and checksums of all
+// files. With push, images and chart go to the registry.
 func dist(ctx context.Context, o options) error {
 	if !semantic.MatchString(o.version) {
 		return fmt.Errorf("a release needs a version such as v0.2.0, got %q", o.version)
 	}
+	if strings.HasSuffix(o.version, development) {
+		return fmt.Errorf("%s is the state before the release %s", o.version,
+			strings.TrimSuffix(o.version, development))
+	}
 	if o.registry != "" && o.registry != o.release {
 		return fmt.Errorf("push to %s: the chart of this release names %s", o.registry, o.release)
+	}
+	bins, platforms, systems := map[platform]string{}, released, pluginPlatforms
+	if o.only != "" {
+		if !slices.Contains(released, platform(o.only)) {
+			return fmt.Errorf("-only %s: must be one of %v", o.only, released)
+		}
+		platforms, systems = []platform{platform(o.only)}, []string{"linux/" + o.only}
 	}
 	s, err := readSource(ctx)
 	if err != nil {
 		return err
 	}
-	bins := map[platform]string{}
-	for _, p := range released {
+	changes, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		return fmt.Errorf("read the notes of the release: %w", err)
+	}
+	if s.notes, err = notes(changes, o.version); err != nil {
+		return err
+	}
+	for _, p := range platforms {
 		bins[p] = filepath.Join(o.output, "release", string(p))
 		if err := buildPrograms(ctx, p, bins[p]); err != nil {
 			return err
 		}
 	}
-	plugins, err := buildPlugins(ctx, filepath.Join(o.output, "release", pluginName))
+	plugins, err := buildPlugins(ctx, systems, filepath.Join(o.output, "release", pluginName))
 	if err != nil {
 		return err
 	}
@@ -120,6 +137,7 @@ func assemble(bins map[platform]string, plugins map[string]string, o options, s 
 	if err != nil {
 		return assembled{}, err
 	}
+	a.files["NOTES.md"] = s.notes
 	if err := a.add(chartName+"-"+o.version+".spdx.json", list); err != nil {
 		return assembled{}, err
 	}

@@ -35,7 +35,7 @@ func testRelease(t *testing.T, prefix string) (assembled, string) {
 	write(t, plugin, read(t, filepath.Join(bins[native], "gpu-demo")))
 	plugins := map[string]string{"linux/" + runtime.GOARCH: plugin}
 	a, err := assemble(bins, plugins, options{output: dir, version: "v9.8.7", release: prefix},
-		source{commit: "c0ffee", time: "2026-01-02T03:04:05Z"})
+		source{commit: "c0ffee", time: "2026-01-02T03:04:05Z", notes: []byte("# v9.8.7\n")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,8 +168,8 @@ func TestReleaseFiles(t *testing.T) {
 	}
 	sums := string(read(t, filepath.Join(out, "SHA256SUMS")))
 	files, err := filepath.Glob(out + "/*")
-	if err != nil || len(files) != 6 {
-		t.Fatalf("got %v and %v, want images, chart, plugin, SBOM, provenance and checksums", files, err)
+	if err != nil || len(files) != 7 {
+		t.Fatalf("got %v and %v, want images, chart, plugin, notes, SBOM, provenance and checksums", files, err)
 	}
 	for _, file := range files {
 		want := fmt.Sprintf("%x  %s\n", sha256.Sum256(read(t, file)), filepath.Base(file))
@@ -282,12 +282,38 @@ func TestReleaseRefuses(t *testing.T) {
 	}{
 		{"no version", options{release: "r.example.com"}, `such as v0.2.0, got ""`},
 		{"a version that no chart can have", options{version: "0.2", release: "r.example.com"}, `got "0.2"`},
+		{"the version of a state before a release", options{version: "v0.2.0-dev", release: "r.example.com"},
+			"before the release v0.2.0"},
+		{"another processor", options{version: "v0.2.0", release: "r.example.com", only: "arm"},
+			"-only arm: must be one of [amd64 arm64]"},
 		{"another registry", options{version: "v0.2.0", release: "r.example.com", registry: "s.example.com"},
 			"the chart of this release names r.example.com"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := dist(t.Context(), tc.o); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestNotes(t *testing.T) {
+	const changes = "# Changes\n\n## Unreleased\n\nNext.\n\n## 0.2.0\n\nFirst: [how](docs/a.md#b), " +
+		"[here](LICENSE), [there](https://example.com/x).\n\n### More\n\n## 0.1.0\n\nOld.\n"
+	for _, tc := range []struct{ name, version, want string }{
+		{"a section with its links", "v0.2.0", "# v0.2.0\n\nFirst: [how](" + repository +
+			"/blob/v0.2.0/docs/a.md#b), [here](" + repository + "/blob/v0.2.0/LICENSE), " +
+			"[there](https://example.com/x).\n\n### More\n"},
+		{"a candidate has the notes of its release", "v0.1.0-rc.1", "# v0.1.0-rc.1\n\nOld.\n"},
+		{"a release without notes", "v0.3.0", `CHANGELOG.md has no section "## 0.3.0"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := notes([]byte(changes), tc.version)
+			if err != nil {
+				got = []byte(err.Error())
+			}
+			if string(got) != tc.want && (err == nil || !strings.HasPrefix(string(got), tc.want)) {
+				t.Errorf("got\n%s\nwant\n%s", got, tc.want)
 			}
 		})
 	}

@@ -54,6 +54,7 @@ type source struct {
 	time   string // of the commit, RFC 3339 in UTC: a build at another time has the same
 	// changed says that files differ from the commit. Then the result cannot be built again from it.
 	changed bool
+	notes   []byte // of the release
 }
 
 func readSource(ctx context.Context) (source, error) {
