@@ -84,7 +84,7 @@ func command() *cobra.Command {
 	addFlags(cmd.Flags(), &o)
 	apiserver.AddFlag(cmd.Flags(), &kubeconfig)
 	logsapi.AddFlags(logs, cmd.Flags())
-	cmd.AddCommand(slicesCommand())
+	cmd.AddCommand(slicesCommand(), publishedCommand())
 	convert.AddTo(cmd, &o.Features) // without this line and its folder, there is no conversion
 	return cmd
 }

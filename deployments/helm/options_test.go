@@ -52,7 +52,8 @@ func rendered(t *testing.T, text, kind, suffix string, into any) bool {
 // images returns the images of the plugin, the supervisor, the controller and the scheduler.
 func images(t *testing.T, args ...string) string {
 	t.Helper()
-	text := template(t, append(args, "--set", "scheduler.enabled=true", "--kube-version", "v1.36.2-gke.100")...)
+	text := template(t, append(args, "--set", "scheduler.enabled=true", "--kube-version", "v1.36.2-gke.100",
+		"--skip-tests")...)
 	var all []string
 	for _, found := range regexp.MustCompile(`(?m)^ +image: (.*)$`).FindAllStringSubmatch(text, -1) {
 		all = append(all, found[1])

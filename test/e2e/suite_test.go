@@ -106,6 +106,7 @@ func TestCluster(t *testing.T) {
 	t.Run("virtual machines of KubeVirt get whole GPUs, and then a container does", s.testVirtualMachine)
 	t.Run("virtual machines get vGPUs, one that exists and one that is made", s.testVGPU)
 	t.Run("a pod gets the GPU of another node, and then that of another server", s.testRemote)
+	t.Run("helm test prints what is published, and the GPU of a claim", s.testHelmTest)
 	t.Run("pods of higher priority get GPUs, and a budget keeps others", s.testPreemption)
 	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
 	t.Run("claims at once do not exceed a quota of GiB", s.testGPUQuota)
