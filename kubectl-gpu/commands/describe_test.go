@@ -45,6 +45,21 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+// A claim may be reserved for a PodGroup instead of its pods.
+func TestDescribePodGroup(t *testing.T) {
+	s := newCluster(t)
+	s.Claims = []*resourceapi.ResourceClaim{claim("train", "a", "gpu-3b-00-0")}
+	s.Claims[0].Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io",
+		Resource: "podgroups", Name: "workers"}}
+	out, _, err := s.run(t, "describe", "a/gpu-3b-00-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := squeezed(out), " podgroups/workers 120m <none>"; !strings.Contains(got, want) {
+		t.Errorf("got\n%s\nwant in it %q", got, want)
+	}
+}
+
 // A GPU whose MIG mode stays on has partitions only.
 func TestDescribePartitions(t *testing.T) {
 	s := newCluster(t)

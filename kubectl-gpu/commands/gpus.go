@@ -98,7 +98,7 @@ type Holder struct {
 	VM        bool   `json:"vm,omitempty"`      // a virtual machine has the GPU
 	// Asked is what the claim asks for, if it has a whole GPU instead, because that has no shares.
 	Asked string `json:"asked,omitempty"`
-	// Pods are the pods that may use the claim.
+	// Pods are the pods that may use the claim; podgroups/NAME if it is reserved for such a group.
 	Pods []string `json:"pods,omitempty"`
 	// Since is the time of the allocation, or the creation of the claim if Kubernetes has not stored that time.
 	Since *metav1.Time `json:"since,omitempty"`
@@ -210,10 +210,12 @@ func (g *GPU) hold(held []cluster.Holding) {
 			Since:     cluster.Since(c),
 			IdleSince: cluster.DeviceIdleSince(c, h.DeviceRequestAllocationResult),
 			Problem:   problem(c, g.Driver, g.Pool, h.Device)}
-		for _, pod := range c.Status.ReservedFor {
-			if pod.Resource == "pods" {
-				holder.Pods = append(holder.Pods, pod.Name)
+		for _, user := range c.Status.ReservedFor {
+			name := user.Name
+			if user.Resource != "pods" { // podgroups, of KEP-5729
+				name = user.Resource + "/" + name
 			}
+			holder.Pods = append(holder.Pods, name)
 		}
 		switch {
 		case gpu.IsPart(h.Device):

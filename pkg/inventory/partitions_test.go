@@ -286,6 +286,28 @@ func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 	}
 }
 
+// TestPartitionTypes: no slice has a partitionTypeAttribute, because that promises that devices with one value of it
+// consume the same counters. Placements of a profile consume different ones, and Kubernetes compares also the names of
+// counter sets, of which each GPU has its own.
+func TestPartitionTypes(t *testing.T) {
+	for count, want := range map[int]int{1: 7, 2: 14} {
+		costs := map[string]bool{}
+		for _, s := range divided(partitionable("H100-80GB", count)).Pools(nodeName)[nodeName].Slices {
+			if s.PartitionTypeAttribute != nil {
+				t.Errorf("got partition type %s, want none", *s.PartitionTypeAttribute)
+			}
+			for _, d := range s.Devices {
+				if profile := d.Attributes["profile"].StringValue; profile != nil && *profile == "1g.10gb" {
+					costs[fmt.Sprint(d.ConsumesCounters)] = true
+				}
+			}
+		}
+		if len(costs) != want {
+			t.Errorf("%d GPUs: got %d costs of 1g.10gb, want %d: if it is one, set the attribute", count, len(costs), want)
+		}
+	}
+}
+
 // checkSize checks that the API takes as many attributes and capacities as the device has.
 func checkSize(t *testing.T, d resourceapi.Device) {
 	t.Helper()
