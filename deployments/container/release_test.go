@@ -34,7 +34,8 @@ func TestDist(t *testing.T) {
 	if os.Getenv("DIST") == "" {
 		t.Skip("compiles everything for two processors: make test-dist")
 	}
-	first, second := makeDist(t), makeDist(t)
+	clones := []string{clone(t), clone(t)} // before anybody commits
+	first, second := makeDist(t, clones[0]), makeDist(t, clones[1])
 	version := strings.TrimSuffix(strings.TrimSpace(string(read(t, "../../VERSION"))), development)
 	sums := string(read(t, first+"/SHA256SUMS"))
 	if got := string(read(t, second+"/SHA256SUMS")); got != sums {
@@ -83,7 +84,7 @@ func TestDist(t *testing.T) {
 	if err := json.Unmarshal(read(t, filepath.Join(first, "provenance.json")), &s); err != nil {
 		t.Fatal(err)
 	}
-	commit := strings.TrimSpace(output(t, ".", "git", "rev-parse", "HEAD"))
+	commit := strings.TrimSpace(output(t, clones[0], "git", "rev-parse", "HEAD"))
 	got := s.Predicate.BuildDefinition
 	if got.ResolvedDependencies[0].Digest["gitCommit"] != commit ||
 		got.InternalParameters["workingTreeChanged"] != "false" {
@@ -94,11 +95,16 @@ func TestDist(t *testing.T) {
 	}
 }
 
-// makeDist runs make dist in a clean clone, and returns the directory with the release.
-func makeDist(t *testing.T) string {
+func clone(t *testing.T) string {
 	t.Helper()
-	clone := filepath.Join(t.TempDir(), "clone")
-	output(t, "../..", "git", "clone", "--quiet", "--no-local", ".", clone)
+	dir := filepath.Join(t.TempDir(), "clone")
+	output(t, "../..", "git", "clone", "--quiet", "--no-local", ".", dir)
+	return dir
+}
+
+// makeDist runs make dist in the clone, and returns the directory with the release.
+func makeDist(t *testing.T, clone string) string {
+	t.Helper()
 	output(t, clone, "make", "dist", "REGISTRY="+testRegistry)
 	return filepath.Join(clone, "_output", "dist")
 }

@@ -3,6 +3,7 @@
 package helm_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -126,6 +127,88 @@ func TestValuesAreDescribed(t *testing.T) {
 			t.Errorf("values.yaml lacks %s", path)
 		}
 	}
+}
+
+// TestSchemaDescriptions: the schema, which editors show, describes each value as values.yaml does, and says its type.
+func TestSchemaDescriptions(t *testing.T) {
+	const file = chart + "/values.schema.json"
+	var document yamlv3.Node
+	if err := yamlv3.Unmarshal([]byte(read(t, file)), &document); err != nil { // JSON is YAML, and has lines so
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(read(t, file), "\n")
+	all := values(t)
+	slices.SortFunc(all, func(a, b value) int { // from the end, so that positions stay
+		return cmp.Compare(position(document.Content[0], b.path), position(document.Content[0], a.path))
+	})
+	for _, v := range all {
+		schema := at(document.Content[0], v.path)
+		if schema == nil || schema.Kind != yamlv3.MappingNode {
+			continue // TestValuesAreDescribed
+		}
+		keys := map[string]*yamlv3.Node{}
+		for i := 0; i < len(schema.Content); i += 2 {
+			keys[schema.Content[i].Value] = schema.Content[i+1]
+		}
+		if !slices.ContainsFunc([]string{"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const", "if"},
+			func(key string) bool { return keys[key] != nil }) {
+			t.Errorf("the schema has no type of %s", v.path)
+		}
+		if v.description == "" {
+			continue
+		}
+		if has := keys["description"]; has != nil {
+			line := &lines[has.Line-1]
+			begin := bytesOf(*line, has.Column-1)
+			*line = (*line)[:begin] + quoted(v.description) + strings.TrimPrefix((*line)[begin:], quoted(has.Value))
+			continue
+		}
+		line := &lines[schema.Line-1]
+		brace := bytesOf(*line, schema.Column)
+		before, after := "", " "
+		if (*line)[brace:] == "\n" {
+			before = "\n" + strings.Repeat(" ", len(*line)-len(strings.TrimLeft(*line, " "))+2)
+			after = ""
+		}
+		*line = (*line)[:brace] + before + `"description": ` + quoted(v.description) + "," + after + (*line)[brace:]
+	}
+	compare(t, file, strings.Join(lines, ""))
+}
+
+// bytesOf returns where so many characters of the line end: bytes.
+func bytesOf(line string, characters int) int { return len(string([]rune(line)[:characters])) }
+
+// at returns the schema of a value, or nil.
+func at(schema *yamlv3.Node, path string) *yamlv3.Node {
+	for _, name := range strings.Split(path, ".") {
+		for _, key := range []string{"properties", name} {
+			var next *yamlv3.Node
+			for i := 0; schema != nil && i+1 < len(schema.Content); i += 2 {
+				if schema.Content[i].Value == key {
+					next = schema.Content[i+1]
+				}
+			}
+			schema = next
+		}
+	}
+	return schema
+}
+
+// position is where the schema of a value begins.
+func position(schema *yamlv3.Node, path string) int {
+	if of := at(schema, path); of != nil {
+		return of.Line<<16 + of.Column
+	}
+	return 0
+}
+
+// quoted returns the text as JSON, with "<" as it is.
+func quoted(text string) string {
+	var b strings.Builder
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(text) // a string can be encoded
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // properties adds the paths of all properties of an object in the schema.
