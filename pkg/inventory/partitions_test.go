@@ -303,7 +303,8 @@ func TestPartitionTypes(t *testing.T) {
 			}
 		}
 		if len(costs) != want {
-			t.Errorf("%d GPUs: got %d costs of 1g.10gb, want %d: if it is one, set the attribute", count, len(costs), want)
+			t.Errorf("%d GPUs: got %d costs of 1g.10gb, want %d: if it is one, set the attribute", count, len(costs),
+				want)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (s *suite) testHelmTest(t *testing.T) {
 	if err != nil {
 		t.Fatalf("helm test: %v\n%s", err, output)
 	}
-	for _, want := range []string{`(?m)^` + s.node(t, "dgx-h100") + `: .*\b8 gpu\b`, `(?m)^GPU 0: \S.* \(UUID: GPU-`} {
+	for _, want := range []string{`(?m)^` + s.node(t, "dgx-h100") + `: .*\b\d+ gpu\b`, `(?m)^GPU 0: \S.* \(UUID: GPU-`} {
 		if !regexp.MustCompile(want).Match(output) {
 			t.Errorf("got\n%s\nwant in it %s", output, want)
 		}
