@@ -7,15 +7,8 @@ import (
 	"io"
 	"net"
 	"sync"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
-
-// lostAfter is how long data may stay unacknowledged until a connection between node and server is lost, such as after
-// a cut of the network. The kernel would wait for a quarter of an hour, and with it a call of CUDA.
-const lostAfter = time.Minute
 
 // Keepalive finds an idle connection between node and server lost after half a minute.
 var Keepalive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
@@ -40,18 +33,6 @@ func Accept(ctx context.Context, l net.Listener, failed func(error), handle func
 			go handle(conn)
 		}
 	}
-}
-
-// LimitLoss is the Control of sockets between node and server, for connections with data on the way.
-func LimitLoss(_, _ string, c syscall.RawConn) error {
-	var failed error
-	err := c.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(lostAfter.Milliseconds()))
-	})
-	if err == nil {
-		err = failed
-	}
-	return err
 }
 
 // Relay copies both ways until one side ends, then closes both.
