@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
+
 	"sync/atomic"
 	"time"
 
@@ -322,71 +322,96 @@ func (g *Gates) learn(ctx context.Context, lacks Lacking) {
 	signal(g.changed)
 }
 
-// ask returns the features that the API server does not have, in the order of allFeatures.
+// ask returns the features that the API server does not have, in the order of allFeatures. It takes two requests: when
+// the plugins of many nodes start at once, all of them ask.
 func (g *Gates) ask(ctx context.Context) (Lacking, error) {
-	has, errs := make([]bool, len(allFeatures)), make([]error, len(allFeatures))
-	var all sync.WaitGroup
-	for i, f := range allFeatures {
-		all.Go(func() { has[i], errs[i] = g.has(ctx, f) })
+	is, err := g.version(ctx)
+	if err != nil {
+		return nil, err
 	}
-	all.Wait()
+	var examples []*feature
+	for _, f := range allFeatures {
+		if f.since == nil {
+			examples = append(examples, f)
+		}
+	}
+	known, err := g.dryRun(ctx, examples)
+	if apierrors.IsInvalid(err) { // at least one of them
+		known = map[*feature]bool{}
+		for _, f := range examples {
+			alone, err := g.dryRun(ctx, []*feature{f})
+			if err != nil && !apierrors.IsInvalid(err) {
+				return nil, err
+			}
+			known[f] = alone[f]
+		}
+	} else if err != nil {
+		return nil, err
+	}
 	lacks, without := Lacking{}, map[*feature]bool{}
-	for i, f := range allFeatures {
+	for _, f := range allFeatures {
 		moot := slices.ContainsFunc(f.partOf, func(whole *feature) bool { return without[whole] })
-		if !has[i] && !moot {
+		stored := known[f] || f.since != nil && (is == nil || has(is, f.since))
+		if !stored && !moot {
 			lacks = append(lacks, f)
 		}
-		without[f] = !has[i] || moot
+		without[f] = !stored || moot
 	}
-	return lacks, errors.Join(errs...)
+	return lacks, nil
 }
 
-// has creates a slice with an example of the feature, as a dry run, or asks for the version.
-func (g *Gates) has(ctx context.Context, f *feature) (bool, error) {
-	if f.since != nil {
-		return g.isSince(ctx, f.since)
+// dryRun creates a slice with an example of each feature, as a dry run, and reports which of them the API server would
+// store. The error is Invalid if it does not accept one of them.
+func (g *Gates) dryRun(ctx context.Context, features []*feature) (map[*feature]bool, error) {
+	var devices []resourceapi.Device
+	for i, f := range features {
+		devices = append(devices, f.example)
+		devices[i].Name = fmt.Sprintf("example-%d", i)
 	}
-	device := f.example
-	device.Name = "example"
-	pools := map[string]resourceslice.Pool{g.Node: {Slices: []resourceslice.Slice{{
-		Devices: []resourceapi.Device{device}}}}}
+	pools := map[string]resourceslice.Pool{g.Node: {Slices: []resourceslice.Slice{{Devices: devices}}}}
 	slice, err := g.Client.ResourceV1().ResourceSlices().Create(ctx, inventory.Slices(g.Driver, g.Node, pools)[0],
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	switch {
-	case apierrors.IsInvalid(err):
-		return false, nil
-	case apierrors.IsBadRequest(err) || apierrors.IsForbidden(err): // some webhook allows no dry runs
+	refused := apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) // some webhook allows no dry runs
+	if err != nil && !refused {
+		return nil, err
+	}
+	dropped := g.dropped.Load()
+	if refused {
 		klog.FromContext(ctx).Info("Dry run refused: what the API server lacks is known only when it has dropped it",
 			"err", err)
-		dropped := g.dropped.Load()
-		return dropped == nil || !slices.Contains(*dropped, f.gate), nil
-	case err != nil:
-		return false, err
 	}
-	return len(slice.Spec.Devices) == 1 && f.stored(slice.Spec.Devices[0]), nil
+	known := map[*feature]bool{}
+	for i, f := range features {
+		if refused {
+			known[f] = dropped == nil || !slices.Contains(*dropped, f.gate)
+		} else {
+			known[f] = len(slice.Spec.Devices) == len(features) && f.stored(slice.Spec.Devices[i])
+		}
+	}
+	return known, nil
 }
 
-// isSince reports whether the API server has at least the last of these versions of Kubernetes, or at least another one
-// of the same minor version, or does not say its version.
+// version returns the version of the API server, or nil if it does not say.
 //
 // The scheduler, which some features are about, tells nobody its version. It may be older, at most by a minor version,
 // and mostly is only during an upgrade: docs/versions.md says what to do then.
-func (g *Gates) isSince(ctx context.Context, since []string) (bool, error) {
+func (g *Gates) version(ctx context.Context) (*version.Version, error) {
 	is, err := g.Client.Discovery().ServerVersion()
 	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
-		return false, err
+		return nil, err
 	}
 	if err == nil {
 		var v *version.Version
 		if v, err = version.ParseGeneric(is.GitVersion); err == nil {
-			return has(v, since), nil
+			return v, nil
 		}
 	}
 	klog.FromContext(ctx).Info("The API server does not say its version", "err", err)
-	return true, nil
+	return nil, nil
 }
 
-// has reports whether a version has what these versions brought.
+// has reports whether a version has what these versions of Kubernetes brought: it is at least the last of them, or at
+// least another one of the same minor version.
 func has(v *version.Version, since []string) bool {
 	return slices.ContainsFunc(since, func(text string) bool {
 		first := version.MustParseGeneric(text)

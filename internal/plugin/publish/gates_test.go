@@ -151,6 +151,19 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
+// The plugins of all nodes may ask at once, so each asks once for all features, if the API server knows them.
+func TestFeaturesAreAskedTogether(t *testing.T) {
+	for _, row := range []struct {
+		server oldServer
+		want   int // requests
+	}{{oldServer{}, 2}, {oldServer{gates: []string{"counters"}}, 2}, {oldServer{gates: []string{"none"}}, 6}} {
+		g := learned(t, &row.server)
+		if got := len(g.Client.(*fake.Clientset).Actions()); got != row.want {
+			t.Errorf("an API server without %q gets %d requests, want %d", row.server.gates, got, row.want)
+		}
+	}
+}
+
 // Everything that an API server can lack, on a node with a GPU with partitions, one that claims hold, and one that
 // nobody holds.
 func TestFit(t *testing.T) {
