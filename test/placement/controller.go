@@ -10,10 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -22,70 +19,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
 
 // controller is the driver's controller, which scores nodes.
 type controller struct {
-	*process
-	url     string // of the scores, without the verb
-	metrics string // URL of the metrics
-	client  *http.Client
+	*controlplane.Controller
+	url    string // of the scores, without the verb
+	client *http.Client
 }
-
-const controllerName = "dra-controller"
 
 // prioritizeVerb is the last part of the URL of the scores.
 const prioritizeVerb = "prioritize"
 
 // startController starts the controller with the policy, and returns when it answers a scheduler.
-func (c *controlPlane) startController(ctx context.Context, program, policy string) (*controller, error) {
-	kubeconfig, err := c.kubeconfig()
+func startController(ctx context.Context, plane *controlplane.Plane, program, policy string) (*controller, error) {
+	c, err := plane.StartController(ctx, program, "--placement="+policy)
 	if err != nil {
 		return nil, err
 	}
-	// The API server's certificate, which is of this machine, will do for both.
-	dir := c.path("controller-certificate")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	for from, to := range map[string]string{"apiserver.crt": "tls.crt", "apiserver.key": "tls.key"} {
-		text, err := os.ReadFile(filepath.Join(c.path("certificates"), from))
-		if err != nil {
-			return nil, err
-		}
-		if err := os.WriteFile(filepath.Join(dir, to), text, 0o600); err != nil {
-			return nil, err
-		}
-	}
-	ports, err := freePorts(3)
-	if err != nil {
-		return nil, err
-	}
-	p, err := startProcess(c.dir, controllerName, program, "--kubeconfig="+kubeconfig, "--name=placement",
-		"--namespace="+namespace, "--certificate-dir="+dir, "--placement="+policy,
-		"--webhook-port="+strconv.Itoa(ports[0]), fmt.Sprintf("--health-address=127.0.0.1:%d", ports[1]),
-		fmt.Sprintf("--metrics-address=127.0.0.1:%d", ports[2]))
-	if err != nil {
-		return nil, err
-	}
-	k := &controller{process: p, url: local("https", ports[0]) + "/placement",
-		metrics: local("http", ports[2]) + "/metrics", client: &http.Client{
-			Transport: &http.Transport{TLSClientConfig: &tls.Config{
-				InsecureSkipVerify: true}}}} //nolint:gosec // the certificate is that of another program
-	if err := k.await(ctx, http.DefaultClient, local("http", ports[1])+"/readyz"); err != nil {
-		k.stop()
-		return nil, err
-	}
+	k := &controller{Controller: c, url: c.Webhooks + "/placement", client: &http.Client{
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{
+			InsecureSkipVerify: true}}}} //nolint:gosec // the certificate is that of another program
 	// With the first request it begins to read pods and nodes.
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		_, err := k.ask(ctx, "first", trace.Pod{CPU: 1, Memory: 1}, nil)
 		if err == nil {
 			return k, nil
 		}
-		if time.Since(begin) > startTimeout || ctx.Err() != nil {
-			k.stop()
-			return nil, fmt.Errorf("the controller does not score nodes: %w; its log is %s", err, k.log)
+		if time.Since(begin) > controlplane.StartTimeout || ctx.Err() != nil {
+			k.Stop()
+			return nil, fmt.Errorf("the controller does not score nodes: %w; its log is %s", err, k.Log)
 		}
 	}
 }
@@ -101,7 +66,7 @@ func (k *controller) ask(ctx context.Context, name string, p trace.Pod, nodes []
 	if nodes == nil {
 		nodes = []string{}
 	}
-	pod := newPod(name, defaultScheduler, p)
+	pod := newPod(name, controlplane.DefaultScheduler, p)
 	pod.UID = types.UID(name)
 	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})
 	if err != nil {
@@ -154,7 +119,7 @@ func (k *controller) latency(ctx context.Context, s *submitter, pods []trace.Pod
 // counted returns what the controller has counted: the share of the scores that took at most 10 ms, and the share of
 // the pods that came to the node with the best score.
 func (k *controller) counted() (fast, followed float64, err error) {
-	answer, err := http.Get(k.metrics)
+	answer, err := http.Get(k.Metrics)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -180,19 +145,4 @@ func (k *controller) counted() (fast, followed float64, err error) {
 		}
 	}
 	return fast, followed / max(1, all), nil
-}
-
-// peakMemory returns the most memory that the process has had, in bytes.
-func (p *process) peakMemory() (int64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, "VmHWM:"); found {
-			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			return n << 10, err
-		}
-	}
-	return 0, fmt.Errorf("process %d has no VmHWM", p.cmd.Process.Pid)
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
@@ -28,7 +29,7 @@ import (
 // lab has a control plane whose data has the nodes of a trace. Every run starts with a copy of that data.
 type lab struct {
 	dir   string // in memory
-	plane *controlPlane
+	plane *controlplane.Plane
 	gpus  int
 }
 
@@ -55,11 +56,12 @@ func memoryDir() string {
 }
 
 func (l *lab) prepare(ctx context.Context, programs, classes string, nodes []trace.Node) (err error) {
-	if l.plane, err = newControlPlane(programs, filepath.Join(l.dir, "plane")); err != nil {
+	if l.plane, err = controlplane.New(programs, filepath.Join(l.dir, "plane")); err != nil {
 		return err
 	}
-	defer l.plane.stop()
-	if err := l.plane.start(ctx); err != nil {
+	l.plane.Env = []string{"GOGC=400"} // less work for Go's memory, which is measured of the controller
+	defer l.plane.Close()
+	if err := l.plane.Open(ctx); err != nil {
 		return err
 	}
 	client, err := l.client()
@@ -78,15 +80,15 @@ func (l *lab) prepare(ctx context.Context, programs, classes string, nodes []tra
 		return err
 	}
 	begin := time.Now()
-	f, err := fleet.Start(ctx, l.plane.rest(), fleet.Config{Nodes: members, Inert: true})
+	f, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: members, Inert: true})
 	if err != nil {
 		return err
 	}
 	size := f.Size()
 	l.gpus = size.GPUs
 	say("%d nodes with %d GPUs are published after %.0f s", size.Nodes, size.GPUs, time.Since(begin).Seconds())
-	l.plane.stop()
-	return l.plane.save(filepath.Join(l.dir, "nodes"))
+	l.plane.Close()
+	return l.plane.Save(filepath.Join(l.dir, "nodes"))
 }
 
 // createClasses creates the driver's device classes, from a file that Helm has rendered, and the class of priority. It
@@ -129,18 +131,18 @@ func createClasses(ctx context.Context, client kubernetes.Interface, file string
 
 // open starts the control plane with the nodes and nothing else.
 func (l *lab) open(ctx context.Context) (kubernetes.Interface, error) {
-	l.plane.stop()
-	if err := l.plane.restore(filepath.Join(l.dir, "nodes")); err != nil {
+	l.plane.Close()
+	if err := l.plane.Restore(filepath.Join(l.dir, "nodes")); err != nil {
 		return nil, err
 	}
-	if err := l.plane.start(ctx); err != nil {
+	if err := l.plane.Open(ctx); err != nil {
 		return nil, err
 	}
 	return l.client()
 }
 
 func (l *lab) client() (kubernetes.Interface, error) {
-	config := l.plane.rest()
+	config := l.plane.REST()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return kubernetes.NewForConfig(config)
@@ -149,7 +151,7 @@ func (l *lab) client() (kubernetes.Interface, error) {
 // close ends everything and removes the data.
 func (l *lab) close() error {
 	if l.plane != nil {
-		l.plane.stop()
+		l.plane.Close()
 	}
 	return os.RemoveAll(l.dir)
 }

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/placement/sim"
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
@@ -36,35 +37,35 @@ func (r *runner) run(ctx context.Context, k key) (res result, err error) {
 	if err != nil {
 		return res, err
 	}
-	defer r.lab.plane.stop()
+	defer r.lab.plane.Close()
 	res = result{key: k, GPUs: r.lab.gpus, When: time.Now()}
 	var score *controller
 	extenders := ""
 	if k.Policy != policyDefault {
-		if score, err = r.lab.plane.startController(ctx, r.controller, cmp.Or(k.Policy, policyPack)); err != nil {
+		if score, err = startController(ctx, r.lab.plane, r.controller, cmp.Or(k.Policy, policyPack)); err != nil {
 			return res, err
 		}
-		defer score.stop()
+		defer score.Stop()
 		extenders = score.extender()
 	}
 	if k.Test == testRate {
-		with, err := r.lab.plane.startScheduler(ctx, extenderScheduler, extenders)
+		with, err := r.lab.plane.StartScheduler(ctx, extenderScheduler, extenders)
 		if err != nil {
 			return res, err
 		}
-		defer with.stop()
+		defer with.Stop()
 		extenders = ""
 	}
-	s, err := r.lab.plane.startScheduler(ctx, defaultScheduler, extenders)
+	s, err := r.lab.plane.StartScheduler(ctx, controlplane.DefaultScheduler, extenders)
 	if err != nil {
 		return res, err
 	}
-	defer s.stop()
-	submitter, err := newSubmitter(ctx, client, defaultScheduler)
+	defer s.Stop()
+	submitter, err := newSubmitter(ctx, client, controlplane.DefaultScheduler)
 	if err != nil {
 		return res, err
 	}
-	say("%s begins; the scheduler's profiles are at %s", k, local("https", s.port))
+	say("%s begins; the scheduler's profiles are at %s", k, s.URL)
 	begin := time.Now()
 	done, remains, err := r.measure(ctx, submitter, &res)
 	res.Seconds, res.Decided = time.Since(begin).Seconds(), len(done)
@@ -89,7 +90,7 @@ func (r *runner) run(ctx context.Context, k key) (res result, err error) {
 	if res.P50, res.P99, err = score.latency(ctx, submitter, r.trace.Pods, names(r.trace.Nodes)); err != nil {
 		return res, fmt.Errorf("ask for scores: %w", err)
 	}
-	res.Memory, err = score.peakMemory()
+	res.Memory, err = score.PeakMemory()
 	return res, err
 }
 
@@ -138,7 +139,7 @@ func (r *runner) alternate(ctx context.Context, s *submitter, res *result) (done
 	batch := min(largestBatch, len(pods)/(2*batches+2))
 	for i := range 2*batches + 2 {
 		with := i%4 == 1 || i%4 == 2 // later batches are slower, on a fuller cluster
-		s.scheduler = defaultScheduler
+		s.scheduler = controlplane.DefaultScheduler
 		if with {
 			s.scheduler = extenderScheduler
 		}

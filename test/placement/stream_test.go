@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
 
@@ -47,7 +48,7 @@ func oneAtATime(ctx context.Context, t *testing.T, c kubernetes.Interface, w wat
 func startTest(t *testing.T) (*submitter, kubernetes.Interface) {
 	t.Helper()
 	c := fake.NewClientset()
-	s, err := newSubmitter(t.Context(), c, defaultScheduler)
+	s, err := newSubmitter(t.Context(), c, controlplane.DefaultScheduler)
 	if err != nil {
 		t.Fatal(err)
 	}
