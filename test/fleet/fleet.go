@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // Driver is the driver name of the chart.
@@ -86,10 +87,11 @@ type Fleet struct {
 // member is a simulated node. Fields that join sets are read only after it has returned.
 type member struct {
 	Node
-	model  *model
-	object *corev1.Node // nil: it was not made
-	slices []string     // the names of all of them; nil: not all were made
-	size   Size
+	model     *model
+	inventory inventory.Inventory
+	object    *corev1.Node // nil: it was not made
+	slices    []string     // the names of all of them; nil: not all were made
+	size      Size
 }
 
 // Start adds the nodes and returns when all of them are ready and have published all of their devices. Their leases are
@@ -198,18 +200,19 @@ func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 
 // join creates the node and returns when all of its devices are published.
 func (f *Fleet) join(ctx context.Context, m *member) error {
-	inv, err := m.model.discover(m.Use)
+	var err error
+	m.inventory, err = m.model.discover(m.Use)
 	if err := cmp.Or(err, ctx.Err()); err != nil {
 		return err
 	}
 	if m.object, err = f.register(ctx, m); err != nil {
 		return err
 	}
-	written, err := f.publish(ctx, m.Name, inv.Pools(m.Name))
+	written, err := f.publish(ctx, m.Name, m.inventory.Pools(m.Name))
 	if err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}
-	m.size = Size{Nodes: 1, GPUs: len(inv.Present()), Slices: len(written)}
+	m.size = Size{Nodes: 1, GPUs: len(m.inventory.Present()), Slices: len(written)}
 	for _, slice := range written {
 		m.slices = append(m.slices, slice.Name)
 		m.size.Devices += len(slice.Spec.Devices)
