@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -185,6 +185,10 @@ strongest: ## ask for the strongest GPU on random fleets, compare with an oracle
 placement: ## place pods with kube-scheduler, without and with our scores, and count the GPUs in use; TRACE=folder of a trace (hours) writes docs/placement.md, PLACEMENT=flags
 	@./hack/prerequisites.sh
 	@TRACE="$(TRACE)" PLACEMENT="$(PLACEMENT)" $(DEV) placement
+
+scale: ## publish up to 5,000 nodes, place pods, restart all plugins at once, and write docs/scale.md: hours; SCALE=flags
+	@./hack/prerequisites.sh
+	@SCALE="$(SCALE)" $(DEV) scale
 
 why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/why-judged.md; WHY_SEED=number varies them
 	@./hack/prerequisites.sh

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-oldest`, `make test-versions`,
-// `make test-survive`, `make strongest`, `make placement`, `make why-scheduler`, `make bench`, `make timeline`,
-// `make conformance` and `make chaos`: it starts a cluster, builds the images, installs the chart and runs the tests.
-// Run it in the repository root.
+// `make test-survive`, `make strongest`, `make placement`, `make scale`, `make why-scheduler`, `make bench`,
+// `make timeline`, `make conformance` and `make chaos`: it starts a cluster, builds the images, installs the chart and
+// runs the tests. Run it in the repository root.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev oldest|versions|survive|bench|timeline|strongest|placement|why|conformance|chaos
+       dev oldest|versions|survive|bench|timeline|strongest|placement|scale|why|conformance|chaos
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
@@ -30,6 +30,7 @@ const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
   strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
   placement   place the pods of a trace with kube-scheduler, without and with the controller's scores; TRACE is the
               folder of a trace, PLACEMENT has flags of test/placement
+  scale       measure large clusters on control planes without nodes; SCALE has flags of test/scale
   conformance run test/conformance with this driver on a fresh cluster "conformance"
   why         put answers of kubectl gpu why to the scheduler of a fresh cluster "why"
   chaos       break a fresh cluster "chaos" while pods come and go, CHAOS_FOR=3m as CHAOS_SEED=1 decides
@@ -80,6 +81,8 @@ func run(ctx context.Context, args []string) error {
 		return strongest(ctx)
 	case "placement":
 		return placement(ctx)
+	case "scale":
+		return scale(ctx)
 	case "conformance":
 		return conform(ctx)
 	case "why":
