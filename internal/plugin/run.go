@@ -118,9 +118,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,
 		Reporter: reporter})
 	metrics.Registry.MustRegister(containerUsage, watcher)
-	preparer := p.preparer(ctx, gpus, reporter)
+	metadata := &containers.Metadata{Dir: filepath.Join(p.PluginDir, metadataDir)}
+	preparer := p.preparer(ctx, gpus, reporter, metadata)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
-		Node: gpus, Fatal: fatal, NodeName: p.NodeName}
+		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {
@@ -168,12 +169,13 @@ func (p *Plugin) usage(gpus *node.Node) *usage.Collector {
 }
 
 // preparer returns what prepares claims until ctx ends.
-func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter) *claims.Preparer {
+func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter,
+	metadata *containers.Metadata) *claims.Preparer {
 	preparer := p.Preparer
 	preparer.Driver, preparer.Devices, preparer.Hardware = p.DriverName, gpus.Devices, gpus.Hardware(preparer.Hardware)
 	preparer.Passthrough = gpus.Passthrough(preparer.Passthrough)
 	preparer.Containers = containers.Using(p.Client, p.DriverName)
-	preparer.Running = (&containers.Running{Proc: p.Proc, MetadataDir: filepath.Join(p.PluginDir, metadataDir),
+	preparer.Running = (&containers.Running{Proc: p.Proc, Metadata: metadata,
 		Reserved: containers.ReservedFor(p.Client)}).With
 	preparer.Timeout, preparer.Waiting, preparer.Stopping = callTimeout, reporter.Waiting, ctx
 	return &preparer

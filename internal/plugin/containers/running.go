@@ -26,8 +26,8 @@ import (
 // Running finds running containers of a claim.
 type Running struct {
 	Proc string // where the proc file system of the host's PID namespace is mounted
-	// MetadataDir is where kubeletplugin keeps the metadata of claims. It is mounted into their containers.
-	MetadataDir string
+	// Metadata is mounted into the containers of claims.
+	Metadata *Metadata
 	// Reserved returns the UID of the claim that has this namespace and name now, and the pods that it is reserved for.
 	// nil: no other claim had that name.
 	Reserved func(namespace, name string) (claim types.UID, pods []types.UID, err error)
@@ -35,11 +35,27 @@ type Running struct {
 	mounted atomic.Pointer[string] // what inFileSystem has found
 }
 
-// With returns descriptions of the containers that run with the claim. It reads /proc, because the kubelet forgets a
-// pod that was deleted by force, and a stopped runtime does not answer, while the container still runs. It misses a
-// container whose processes have all changed their root directory: mountinfo shows only mounts below the root of a
-// process. Mounts have the name of the claim and not its UID, so pods of another claim of that name are left out.
+// With returns descriptions of the containers that run with the claim. Where the files of its metadata do not tell that
+// there is none, it reads /proc, because the kubelet forgets a pod that was deleted by force, and a stopped runtime
+// does not answer, while the container still runs. It misses a container whose processes have all changed their root
+// directory: mountinfo shows only mounts below the root of a process. Mounts have the name of the claim and not its
+// UID, so pods of another claim of that name are left out.
 func (r *Running) With(claim sharing.Claim) ([]string, error) {
+	if r.Metadata.unmounted(claim) {
+		return nil, nil
+	}
+	found, err := r.find(claim)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		r.Metadata.forget(claim.UID)
+	}
+	return r.without(found, claim), nil
+}
+
+// find looks for the containers in the mounts of all processes.
+func (r *Running) find(claim sharing.Claim) ([]running, error) {
 	entries, err := os.ReadDir(r.Proc)
 	if err != nil {
 		return nil, fmt.Errorf("look for containers of claim %s: %w", claim, err)
@@ -103,7 +119,7 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 		}
 		found = append(found, running{pod, fmt.Sprintf("%s (process %d)", container, pid)})
 	}
-	return r.without(found, claim), nil
+	return found, nil
 }
 
 // running is a container that runs.
@@ -153,13 +169,13 @@ func ReservedFor(client kubernetes.Interface) func(namespace, name string) (type
 	}
 }
 
-// metadata returns how mountinfo names MetadataDir. It is asked for once: the volume with that directory is mounted
-// without propagation.
+// metadata returns how mountinfo names the directory of the metadata. It is asked for once: the volume with that
+// directory is mounted without propagation.
 func (r *Running) metadata() (string, error) {
 	if known := r.mounted.Load(); known != nil {
 		return *known, nil
 	}
-	dir, err := r.inFileSystem(r.MetadataDir)
+	dir, err := r.inFileSystem(r.Metadata.Dir)
 	if err == nil {
 		r.mounted.Store(&dir)
 	}

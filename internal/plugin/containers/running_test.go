@@ -79,16 +79,17 @@ func TestRunning(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600))
 			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte(mounts), 0o600))
 		}
-		r := Running{Proc: proc, MetadataDir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"}
+		r := Running{Proc: proc,
+			Metadata: &Metadata{Dir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"}}
 		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
 		if err != nil || fmt.Sprint(got) != fmt.Sprint(row.want) {
 			t.Errorf("%s: got %q, error %v, want %q", row.name, got, err, row.want)
 		}
 	}
-	if _, err := (&Running{Proc: "/nowhere"}).With(sharing.Claim{}); err == nil {
+	if _, err := (&Running{Proc: "/nowhere", Metadata: &Metadata{}}).With(sharing.Claim{}); err == nil {
 		t.Error("no error where processes cannot be seen")
 	}
-	other := Running{Proc: procOf(t, "/", "/other"), MetadataDir: "/plugins/metadata"}
+	other := Running{Proc: procOf(t, "/", "/other"), Metadata: &Metadata{Dir: "/plugins/metadata"}}
 	if _, err := other.With(sharing.Claim{}); err == nil {
 		t.Error("no error where the file system of the metadata is not known")
 	}
@@ -155,7 +156,7 @@ func TestRunningInControlGroups(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), fmt.Appendf(nil, row.file, group), 0o600))
 			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte(mounts), 0o600))
 		}
-		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/dra-device-metadata"}
+		r := Running{Proc: proc, Metadata: &Metadata{Dir: "/plugins/gpu.nvidia.com/dra-device-metadata"}}
 		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
 		if want := "[a container (process 7) a container (process 8)]"; err != nil || fmt.Sprint(got) != want {
 			t.Errorf("%s: got %q, error %v, want %s", row.name, got, err, want)
@@ -183,7 +184,7 @@ func TestRunningOutsideTheHostsMounts(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(proc, "7/cgroup"), []byte("0::/kubepods/pod0f-1/a\n"), 0o600))
 		must(t, os.WriteFile(filepath.Join(proc, "7/mountinfo"),
 			[]byte("1 2 8:1 /plugins/gpu.nvidia.com/metadata/ns_c/gpu/metadata.json /x rw - ext4 / rw\n"), 0o600))
-		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/metadata"}
+		r := Running{Proc: proc, Metadata: &Metadata{Dir: "/plugins/gpu.nvidia.com/metadata"}}
 		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
 		if err != nil || fmt.Sprint(got) != row.want {
 			t.Errorf("first process in %q, process in %q: got %q, error %v, want %s", row.first, row.process, got, err,
@@ -223,7 +224,7 @@ func TestRunningOncePerMountNamespace(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte("1 2 8:1 "+p.mount+" /x rw - ext4 / rw\n"),
 				0o600))
 		}
-		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/metadata"}
+		r := Running{Proc: proc, Metadata: &Metadata{Dir: "/plugins/gpu.nvidia.com/metadata"}}
 		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
 		if err != nil || fmt.Sprint(got) != row.want {
 			t.Errorf("%s: got %q, error %v, want %s", row.name, got, err, row.want)
@@ -255,7 +256,7 @@ func TestRunningWithAnotherClaimOfTheSameName(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "new"},
 		Status: resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{
 			{Resource: "pods", Name: "p", UID: "0f-1"}}}})
-	r := Running{Proc: proc, MetadataDir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata",
+	r := Running{Proc: proc, Metadata: &Metadata{Dir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"},
 		Reserved: ReservedFor(client)}
 	for _, row := range []struct{ name, uid, want string }{
 		{"c", "new", "container main of pod 0f-1 (process 7), container main of pod 0f-2 (process 8)"},

@@ -126,7 +126,8 @@ func mountsOf(t *testing.T, node *vms, claim *resourceapi.ResourceClaim) map[str
 	s := Sockets{DriverName: "gpu.nvidia.com", NodeName: "node", PluginDir: dir, RegistryDir: dir,
 		CDIDir: filepath.Join(dir, "cdi"), Client: client}
 	c, err := Serve(t.Context(), s, &Server{Preparer: node, Metrics: report.NewMetrics(nil), Node: node,
-		NodeName: "node", Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: s.DriverName,
+		WriteMetadata: os.WriteFile, NodeName: "node",
+		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: s.DriverName,
 			Node: "node", Client: client})})
 	if err != nil {
 		t.Fatal(err)

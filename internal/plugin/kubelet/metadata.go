@@ -4,10 +4,8 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -20,13 +18,14 @@ import (
 // nothing reads a file that a power failure has damaged.
 type metadataWriter struct {
 	driver string
+	files  func(name string, data []byte, perm os.FileMode) error // replaces a file
 
 	mu   sync.Mutex
 	last error // why metadata could not be written
 }
 
 func (m *metadataWriter) write(name string, data []byte, perm os.FileMode) error {
-	return m.note(replaceFile(name, data, perm))
+	return m.note(m.files(name, data, perm))
 }
 
 func (m *metadataWriter) mkdirAll(path string, perm os.FileMode) error {
@@ -74,21 +73,4 @@ func (m *metadataWriter) has(claim string, devices []*drapb.Device) bool {
 			return !slices.Contains(names, m.driver+"/metadata="+claim+"_"+request)
 		})
 	})
-}
-
-// replaceFile replaces the file atomically, but without fsync.
-func replaceFile(name string, data []byte, perm os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(perm), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

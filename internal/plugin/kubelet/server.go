@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,8 @@ type Server struct {
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
 	Node      GPUs
+	// WriteMetadata replaces a file with the metadata of a claim, or its CDI spec.
+	WriteMetadata func(name string, data []byte, perm os.FileMode) error
 	// Fatal ends the process.
 	Fatal    context.CancelCauseFunc
 	NodeName string

@@ -73,7 +73,7 @@ func Serve(ctx context.Context, s Sockets, server *Server) (*Connection, error) 
 }
 
 func (s Sockets) options(server *Server) []kubeletplugin.Option {
-	metadata := &metadataWriter{driver: s.DriverName}
+	metadata := &metadataWriter{driver: s.DriverName, files: server.WriteMetadata}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(s.DriverName),
 		kubeletplugin.NodeName(s.NodeName),

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containers
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Metadata writes the files with the metadata of claims, which are mounted into their containers, and tells whether one
+// still is. It knows the files that this process has written first; of others, anything may be mounted.
+type Metadata struct {
+	Dir string // where kubeletplugin keeps the metadata of claims
+
+	mu     sync.Mutex
+	claims map[types.UID][]mountable
+	events int // inotify instance; 0: not opened yet
+}
+
+// mountable is the only file that was ever at a path, so a container has this one or none.
+type mountable struct {
+	path  string
+	perm  os.FileMode
+	inode uint64
+	mtime unix.Timespec
+}
+
+// Write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
+func (m *Metadata) Write(name string, data []byte, perm os.FileMode) error {
+	if !strings.HasPrefix(name, m.Dir+"/") {
+		_, err := replaceFile(name, data, perm, 0)
+		return err
+	}
+	if there, err := os.ReadFile(name); err == nil && bytes.Equal(there, data) {
+		m.wrote(data, name, nil)
+		return nil
+	}
+	first, err := replaceFile(name, data, perm, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) { // the file system may not know the flag
+		first = nil
+		_, err = replaceFile(name, data, perm, 0)
+	}
+	m.wrote(data, name, first)
+	return err
+}
+
+// replaceFile renames a new file to this name, with the flags of renameat2(2), and returns it.
+func replaceFile(name string, data []byte, perm os.FileMode, flags uint) (*mountable, error) {
+	temporary, file, err := newFile(name, data, perm)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, name, flags); err != nil {
+		return nil, errors.Join(&os.LinkError{Op: "rename", Old: temporary, New: name, Err: err},
+			os.Remove(temporary))
+	}
+	return file, nil
+}
+
+// newFile writes a file beside this name, which it is to get. It returns its path, and nil if its file system cannot
+// tell whether it is mounted.
+func newFile(name string, data []byte, perm os.FileMode) (path string, file *mountable, err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
+	if err != nil {
+		return "", nil, err
+	}
+	var fs unix.Statfs_t
+	var stat unix.Stat_t
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(perm), unix.Fstat(int(f.Fd()), &stat), unix.Fstatfs(int(f.Fd()), &fs), f.Close())
+	if err != nil {
+		return "", nil, errors.Join(err, os.Remove(f.Name()))
+	}
+	if slices.Contains(localFileSystems, fs.Type) {
+		file = &mountable{name, perm, stat.Ino, stat.Mtim}
+	}
+	return f.Name(), file, nil
+}
+
+// localFileSystems keep one directory entry in memory for a file that has one name, while it is mounted. File systems
+// on a network, and those of programs, may forget it and make another one.
+var localFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC,
+	unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC}
+
+// wrote notes which file of a claim was written; nil: it may not be the first one.
+func (m *Metadata) wrote(data []byte, name string, first *mountable) {
+	var content struct{ Metadata struct{ UID types.UID } }
+	_ = json.NewDecoder(bytes.NewReader(data)).Decode(&content) // without a UID nobody asks for it
+	claim := content.Metadata.UID
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	files, known := m.claims[claim]
+	i := slices.IndexFunc(files, func(f mountable) bool { return f.path == name })
+	switch {
+	case first == nil && i >= 0 && files[i].isThere():
+	case first == nil || i >= 0 || known && files == nil:
+		m.note(claim, nil)
+	default:
+		m.note(claim, append(files, *first))
+	}
+}
+
+// note sets what is known of the files of a claim; none: containers may have files that are not known.
+func (m *Metadata) note(claim types.UID, files []mountable) {
+	if m.claims == nil {
+		m.claims = map[types.UID][]mountable{}
+	}
+	m.claims[claim] = files
+}
+
+// forget says that no container has a file of the claim.
+func (m *Metadata) forget(claim types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.claims, claim)
+}
+
+// unmounted reports that no container has a file of the claim. If it returns false, one may have. It replaces each file
+// by a copy, and sees whether the kernel then drops the file: a bind mount would keep it. So it takes as long with any
+// number of processes.
+func (m *Metadata) unmounted(claim sharing.Claim) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	files := m.claims[claim.UID]
+	if len(files) == 0 {
+		return false
+	}
+	requests, err := os.ReadDir(filepath.Join(m.Dir, claim.Namespace+"_"+claim.Name))
+	if err != nil || len(requests) != len(files) { // another instance has written some
+		return false
+	}
+	for _, f := range files {
+		if !m.dropped(f) {
+			return false
+		}
+	}
+	delete(m.claims, claim.UID)
+	return true
+}
+
+// dropped replaces the file by a copy, removes it, and reports whether the kernel has dropped it.
+func (m *Metadata) dropped(f mountable) bool {
+	data, err := os.ReadFile(f.path)
+	if err != nil || !f.isThere() {
+		return false
+	}
+	// The exchange leaves no time without a file, for containers that start now.
+	other, _, err := newFile(f.path, data, f.perm)
+	if err != nil {
+		return false
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, f.path, unix.RENAME_EXCHANGE)
+	return m.removed(other) && err == nil
+}
+
+// isThere reports whether the file is still the one at its path.
+func (f mountable) isThere() bool {
+	var stat unix.Stat_t
+	return unix.Lstat(f.path, &stat) == nil && stat.Ino == f.inode && stat.Mtim == f.mtime
+}
+
+// removed removes the file, and reports whether the kernel has dropped it: IN_DELETE_SELF comes when the last user of
+// its directory entry has gone, and with the system call that removes the file if it has no other (inotify(7)).
+func (m *Metadata) removed(name string) bool {
+	var err error
+	if m.events == 0 {
+		if m.events, err = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC); err != nil {
+			m.events = 0 // the programs of the node have used up all instances
+		}
+	}
+	watch := -1
+	if m.events != 0 {
+		if watch, err = unix.InotifyAddWatch(m.events, name, unix.IN_DELETE_SELF); err != nil {
+			watch = -1
+		}
+	}
+	if err := os.Remove(name); err != nil || watch < 0 {
+		return false
+	}
+	dropped := false
+	buffer := make([]byte, 4<<10)
+	for {
+		n, err := unix.Read(m.events, buffer)
+		if err != nil || n <= 0 {
+			break
+		}
+		for at := 0; at+unix.SizeofInotifyEvent <= n; {
+			event := buffer[at:]
+			if int32(binary.NativeEndian.Uint32(event)) == int32(watch) &&
+				binary.NativeEndian.Uint32(event[4:])&unix.IN_DELETE_SELF != 0 {
+				dropped = true
+			}
+			at += unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(event[12:]))
+		}
+	}
+	if !dropped {
+		_, _ = unix.InotifyRmWatch(m.events, uint32(watch))
+	}
+	return dropped
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containers
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
+)
+
+func TestMetadataFiles(t *testing.T) {
+	dir := t.TempDir()
+	m := Metadata{Dir: dir}
+	file := filepath.Join(dir, "metadata.json")
+	for _, content := range []string{"one", "two"} {
+		if err := m.Write(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != content {
+			t.Errorf("got %q, %v, want %q", got, err, content)
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("got mode %v, %v, want 0644", info.Mode(), err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Write(filepath.Join(dir, "taken"), nil, 0o644); err == nil {
+		t.Error("replaced a directory")
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
+		t.Errorf("got %v, %v, want no temporary files", entries, err)
+	}
+}
+
+// claimC is the claim of the test, and metadataOf what kubeletplugin writes of a claim.
+var claimC = sharing.Claim{Namespace: "ns", Name: "c", UID: "1"}
+
+func metadataOf(claim types.UID, device string) []byte {
+	return fmt.Appendf(nil, "{\"metadata\": {\"uid\": %q},\n \"device\": %q}\n{}\n", claim, device)
+}
+
+// TestUnmounted: a claim has no container if nothing holds the only files that were ever written of its metadata. A
+// descriptor holds the directory entry of a file, as a mount does.
+func TestUnmounted(t *testing.T) {
+	needInotify(t)
+	for _, row := range []struct {
+		name string
+		does string // each with a request of the claim
+		want bool
+	}{
+		{"never written", "", false},
+		{"one request", "write a", true},
+		{"two requests", "write a, write b", true},
+		{"the same was written again", "write a, write a", true},
+		{"mounted", "write a, hold a", false},
+		{"one of two is mounted", "write a, write b, hold b", false},
+		{"something else was written since", "write a, hold a, change a", false},
+		{"written by another process before", "write a, hold a, restart a, change a", false},
+		{"the same was written by another process before", "write a, restart a, write a", false},
+		{"another process has written for another request", "write a, hold a, restart a, write b", false},
+		{"removed, and written again", "write a, hold a, remove a, write a", false},
+		{"removed, and written again, of two", "write a, write b, hold a, remove a, write b, write a", false},
+		{"changed, removed, and written again", "write a, hold a, change a, remove a, write a", false},
+		{"replaced by another process", "write a, hold a, replace a", false},
+		{"another claim of that name was there before", "other a, hold a, write a", false},
+		{"another name of the file", "write a, link a", false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := tmpfs.Dir(t)
+			m := &Metadata{Dir: dir}
+			for step := range strings.SplitSeq(row.does, ", ") {
+				verb, request, _ := strings.Cut(step, " ")
+				file := filepath.Join(dir, "ns_c", request, "metadata.json")
+				must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				switch verb {
+				case "write":
+					must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+				case "change":
+					must(t, m.Write(file, metadataOf("1", "gpu-1"), 0o640))
+				case "other":
+					must(t, m.Write(file, metadataOf("2", "gpu-0"), 0o640))
+				case "hold":
+					hold(t, file)
+				case "restart":
+					m = &Metadata{Dir: dir}
+				case "remove":
+					must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
+				case "replace":
+					must(t, os.WriteFile(file+".new", metadataOf("1", "gpu-0"), 0o600))
+					must(t, os.Rename(file+".new", file))
+				case "link":
+					must(t, os.Link(file, filepath.Join(dir, "other")))
+				}
+			}
+			if got := m.unmounted(claimC); got != row.want {
+				t.Errorf("got %t, want %t", got, row.want)
+			}
+		})
+	}
+}
+
+// TestUnmountedAgain: after an answer only a look at all processes tells more, and the files are as before.
+func TestUnmountedAgain(t *testing.T) {
+	needInotify(t)
+	for _, held := range []bool{false, true} {
+		dir := tmpfs.Dir(t)
+		m := &Metadata{Dir: dir}
+		file := filepath.Join(dir, "ns_c/a/metadata.json")
+		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		release := func() {}
+		if held {
+			release = hold(t, file)
+		}
+		var got []bool
+		ask := func() { got = append(got, m.unmounted(claimC)) }
+		ask()
+		if kept := len(m.claims) > 0; kept != held {
+			t.Errorf("held %t: remembers the claim: %t", held, kept)
+		}
+		if entries, err := os.ReadDir(filepath.Dir(file)); err != nil || len(entries) != 1 {
+			t.Errorf("held %t: got files %v and error %v, want one", held, entries, err)
+		}
+		data, err := os.ReadFile(file)
+		info, failed := os.Stat(file)
+		if errors.Join(err, failed) != nil || string(data) != string(metadataOf("1", "gpu-0")) || info.Mode() != 0o640 {
+			t.Errorf("held %t: got %q, %v, errors %v and %v, want the same file", held, data, info.Mode(), err, failed)
+		}
+		release()
+		ask()
+		must(t, m.Write(file, metadataOf("1", "gpu-1"), 0o640))
+		ask()
+		m.forget("1")
+		must(t, os.Remove(file))
+		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		ask()
+		if want := []bool{!held, false, false, true}; !slices.Equal(got, want) {
+			t.Errorf("held %t: got %v, want %v", held, got, want)
+		}
+	}
+}
+
+// TestUnmountedByContainers: a mount in another mount namespace, as that of a container.
+func TestUnmountedByContainers(t *testing.T) {
+	needInotify(t)
+	dir := tmpfs.Dir(t)
+	m := &Metadata{Dir: dir}
+	file, target := filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(t.TempDir(), "target")
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+	must(t, os.WriteFile(target, nil, 0o600))
+	container := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+		"mount --bind "+file+" "+target+" && echo mounted && read line")
+	input, err := container.StdinPipe()
+	must(t, err)
+	output, err := container.StdoutPipe()
+	must(t, err)
+	must(t, container.Start())
+	if line, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+		_ = container.Wait()
+		t.Skipf("no mount namespaces here: got %q, error %v", line, err)
+	}
+	if m.unmounted(claimC) {
+		t.Error("a mounted file counts as unmounted")
+	}
+	must(t, input.Close())
+	_ = container.Wait()
+}
+
+// TestRunningByMetadata: processes are looked at only where the files do not tell.
+func TestRunningByMetadata(t *testing.T) {
+	needInotify(t)
+	dir := tmpfs.Dir(t)
+	r := Running{Proc: "/nowhere", Metadata: &Metadata{Dir: dir}}
+	file := filepath.Join(dir, "ns_c/a/metadata.json")
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o640))
+	if got, err := r.With(claimC); len(got) > 0 || err != nil {
+		t.Errorf("got %v and error %v, want no container", got, err)
+	}
+	if _, err := r.With(claimC); err == nil {
+		t.Error("no error where nothing tells")
+	}
+}
+
+// hold holds the directory entry of a file until release, or the end of the test.
+func hold(t *testing.T, file string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(file, unix.O_PATH, 0)
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return func() { must(t, f.Close()) }
+}
+
+// needInotify skips the test where the programs of the machine have used up all inotify instances of the user.
+func needInotify(t *testing.T) {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Skipf("no inotify: %v", err)
+	}
+	must(t, unix.Close(fd))
+}
