@@ -5,7 +5,6 @@ package containers
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -96,9 +95,9 @@ var localFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix
 
 // wrote notes which file of a claim was written; nil: it may not be the first one.
 func (m *Metadata) wrote(data []byte, name string, first *mountable) {
-	var content struct{ Metadata struct{ UID types.UID } }
-	_ = json.NewDecoder(bytes.NewReader(data)).Decode(&content) // without a UID nobody asks for it
-	claim := content.Metadata.UID
+	_, rest, _ := bytes.Cut(data, []byte(`"uid": "`)) // as kubeletplugin writes it, before all attributes
+	uid, _, _ := bytes.Cut(rest, []byte(`"`))
+	claim := types.UID(uid) // nobody asks for an empty one
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	files, known := m.claims[claim]
