@@ -66,6 +66,7 @@ type fakeKubelet struct {
 	dir       string
 	installed atomic.Bool // whether the machine has its driver
 	http      string
+	proc      string // the proc file system
 	client    *fake.Clientset
 }
 
@@ -99,11 +100,11 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proc := t.TempDir() // without processes of containers
-	if err := os.Mkdir(filepath.Join(proc, "self"), 0o755); err != nil {
+	k.proc = t.TempDir() // without processes of containers
+	if err := os.Mkdir(filepath.Join(k.proc, "self"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(proc, "self/mountinfo"), []byte("1 0 8:1 / / rw - ext4 / rw\n"),
+	if err := os.WriteFile(filepath.Join(k.proc, "self/mountinfo"), []byte("1 0 8:1 / / rw - ext4 / rw\n"),
 		0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +114,7 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 		done <- (&Plugin{
 			Sockets: kubelet.Sockets{DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir,
 				CDIDir: filepath.Join(dir, "cdi"), Client: k.client},
-			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: proc, Machine: machine{k},
+			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: k.proc, Machine: machine{k},
 			Preparer: claims.Preparer{BootID: "boot", Specs: specs, Records: records,
 				Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Hardware: hardware{}, Toolkit: hardware{}},
 		}).Run(ctx)
