@@ -64,7 +64,6 @@ func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err erro
 	begin := time.Now()
 	seen := &answered{last: begin}
 	config := l.rest()
-	config.QPS = 5 // the chart's limit
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return answers{rt, seen} })
 	stopPlugins, err := f.Restart(ctx, config)
 	if err != nil {
