@@ -16,9 +16,10 @@ func TestDigits(t *testing.T) {
 // A part that was never measured is not in the tables, and a program that did not run has no memory.
 func TestTables(t *testing.T) {
 	got := tables([]rates{{Layout: "ten devices", Nodes: 5, Fills: []fillRates{{Percent: 50,
-		None: []float64{100, 90, 80}, Kinds: []kindRates{{Kind: "one", PodsSecond: []float64{9, 8, 7}, Ratio: []float64{0.1, 0.2, 0.3}}}}}}},
-		nil, []searches{{Nodes: 5, Columns: []string{"all"}, Rows: []searched{{Kind: "one", Millis: []float64{1}},
-			{Kind: "one", Percent: 50, Millis: []float64{2}}}}})
+		None: []float64{100, 90, 80}, Kinds: []kindRates{{Kind: "one",
+			PodsSecond: []float64{9, 8, 7}, Ratio: []float64{0.1, 0.2, 0.3}}}}}}},
+		nil, []searches{{Nodes: 5, Columns: []string{"all"}, Rows: []searched{
+			{Kind: "one", Millis: []float64{1}}, {Kind: "one", Percent: 50, Millis: []float64{2}}}}})
 	const want = `| milliseconds for one node of 5, 0 % / 50 % held | all |
 |---|---:|
 | one | 1.00 / 2.00 |
