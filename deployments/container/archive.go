@@ -28,7 +28,7 @@ func writeArchive(file string, images []named) (int64, error) {
 	if err := writeLayout(dir, images); err != nil {
 		return 0, fmt.Errorf("write OCI layout: %w", err)
 	}
-	tmp := file + ".tmp"
+	tmp := dir + ".tar" // another process may write the same file
 	defer os.Remove(tmp)
 	size, err := tarDirectory(tmp, dir)
 	if err != nil {

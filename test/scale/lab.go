@@ -200,9 +200,11 @@ func (l *lab) place(ctx context.Context, k kind, count int, node func(int) strin
 				k.name, len(bound), count, placeTimeout, message)
 		case e, ok := <-events.ResultChan():
 			if !ok { // a new one tells of all pods again
-				if events, err = pods.Watch(ctx, metav1.ListOptions{}); err != nil {
+				again, err := pods.Watch(ctx, metav1.ListOptions{})
+				if err != nil {
 					return "", 0, fmt.Errorf("%s: watch pods again: %w", k.name, err)
 				}
+				events = again
 				continue
 			}
 			pod, isPod := e.Object.(*corev1.Pod)

@@ -98,7 +98,11 @@ func page(ctx context.Context, client resourceclient.ResourceV1Interface, o meta
 		}
 		return nil, err
 	}
-	result := raw.Get().Resource(cluster.Slices).VersionedParams(&o, scheme.ParameterCodec).Do(ctx)
+	result := raw.Get().UseProtobufAsDefault().Resource(cluster.Slices).
+		VersionedParams(&o, scheme.ParameterCodec).Do(ctx)
+	if err := result.Error(); err != nil { // Raw does not decode what the API server says
+		return nil, err
+	}
 	var form string
 	if result.ContentType(&form); form != runtime.ContentTypeProtobuf {
 		return nil, result.Into(into)

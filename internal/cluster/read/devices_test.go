@@ -4,14 +4,17 @@ package read
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -70,6 +73,9 @@ func slicesOf(nodes ...string) *resourceapi.ResourceSliceList {
 func TestDevices(t *testing.T) {
 	all := slicesOf("a", "b", "c")
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, runtime.ContentTypeProtobuf) {
+			t.Errorf("got Accept: %s, want protobuf", accept)
+		}
 		page := slicesOf("a", "b")
 		if page.Continue = "more"; r.URL.Query().Get("continue") != "" {
 			page = slicesOf("c")
@@ -126,6 +132,33 @@ func TestDevices(t *testing.T) {
 				if diff := cmp.Diff(&want.Items[i], got); diff != "" {
 					t.Errorf("slice %s (-want +got):\n%s", got.Name, diff)
 				}
+			}
+		})
+	}
+}
+
+// What the API server says of a request is not lost: by the reason the reader begins again, and people see who may not.
+func TestDevicesThatAreRefused(t *testing.T) {
+	for _, refused := range []*apierrors.StatusError{
+		apierrors.NewResourceExpired("the token has expired"),
+		apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("user x may not list")),
+	} {
+		t.Run(string(refused.ErrStatus.Reason), func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				status := refused.ErrStatus
+				status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+				w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+				w.WriteHeader(int(status.Code))
+				_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&status, w) // the client has gone
+			}))
+			defer server.Close()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = page(t.Context(), client.ResourceV1(), metav1.ListOptions{}, &resourceapi.ResourceSliceList{})
+			if got := apierrors.ReasonForError(err); got != refused.ErrStatus.Reason || err.Error() != refused.Error() {
+				t.Errorf("got reason %s, %v, want %s, %v", got, err, refused.ErrStatus.Reason, refused)
 			}
 		})
 	}

@@ -234,8 +234,8 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	c.coresAlone(*a, v)
 }
 
-// overNetwork refuses what gets more than one GPU over the network, whichever alternatives are chosen. The client of
-// an engine has one address and one token.
+// overNetwork refuses an alternative that asks for more than one GPU over the network, and two requests that can only
+// get such GPUs: the client of an engine has one address and one token.
 func (c Checker) overNetwork(all []alternative, v *Verdict) {
 	const limit = "a claim has at most one GPU over the network"
 	class, first := remote.Driver(c.View.Driver()), ""

@@ -133,8 +133,7 @@ type state struct {
 	saveAt      time.Time // when the health is to be saved; zero: nothing has changed
 }
 
-// basis is what devices follow from: the same basis has the same devices. It is much smaller: of 8 GPUs and all their
-// partitions, it has the GPUs.
+// basis is what devices follow from: the same basis has the same devices.
 type basis struct {
 	gpus, known inventory.Inventory
 	records     records

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
 	"sync/atomic"
 	"time"
 

@@ -4,6 +4,7 @@ package demos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,13 +60,8 @@ func (l labelled) remove(ctx context.Context, cluster *kube.Cluster, patience ti
 	if l.node == "" {
 		return nil
 	}
-	if err := cluster.Empty(ctx, patience, d.Namespaces()...); err != nil {
-		return err
-	}
-	if err := d.DeleteBeside(ctx, cluster, patience); err != nil {
-		return err
-	}
-	return cluster.Label(ctx, l.node, l.key, nil)
+	return errors.Join(cluster.Empty(ctx, patience, d.Namespaces()...), d.DeleteBeside(ctx, cluster, patience),
+		cluster.Label(ctx, l.node, l.key, nil))
 }
 
 // Beside returns the objects in namespaces that the demo does not create.

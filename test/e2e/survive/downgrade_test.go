@@ -146,6 +146,7 @@ func (s *suite) sameContainer(t *testing.T, pod client.ObjectKey) func() {
 func (s *suite) underPods(t *testing.T, n node, namespace, name string, change func()) {
 	t.Helper()
 	ctx, finish := context.WithCancel(t.Context())
+	defer finish()
 	pods := shortPods{name: name}
 	var work sync.WaitGroup
 	work.Go(func() { pods.run(ctx, t, n, namespace) })
@@ -153,6 +154,9 @@ func (s *suite) underPods(t *testing.T, n node, namespace, name string, change f
 	finish()
 	work.Wait()
 	t.Logf("%s: %d pods came and went", name, pods.count)
+	if pods.count == 0 {
+		t.Errorf("%s: no pod came and went on %s", name, n.name)
+	}
 	if pods.err != nil {
 		t.Errorf("%s: pod %d on %s: %v", name, pods.count, n.name, pods.err)
 	}

@@ -73,7 +73,7 @@ func (n node) testUpdateWhileGPUHangs(t *testing.T) {
 	})
 	before := n.plugin(t).Name
 	ctx, stop := context.WithCancel(t.Context())
-	var pods shortPods
+	pods := shortPods{name: "short"}
 	done := make(chan struct{})
 	go func() { defer close(done); pods.run(ctx, t, n, ns) }()
 	n.install(t, "kubeletPlugin.logVerbosity=3")
