@@ -66,7 +66,7 @@ compute:
 	@$(MAKE) test-race
 	@$(MAKE) test-nvidia
 	@GO="$(GO)" ./hack/vfio-test.sh if-possible
-	@if command -v aarch64-linux-gnu-gcc >/dev/null; then $(MAKE) test-dist; else \
+	@if command -v aarch64-linux-gnu-gcc >/dev/null; then $(MAKE) test-dist DIST=1; else \
 		echo "SKIPPED: a release from clean clones, because aarch64-linux-gnu-gcc is missing" >&2; fi
 
 # The packages with tests for the race detector.
@@ -101,7 +101,7 @@ test-race: ## tests of what serves several at a time, with the race detector
 
 test-dist: ## build a release from two clean clones of the commit, and check all that a user gets (needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
 	@./hack/prerequisites.sh dist
-	DIST=1 $(GO) test -vet=off -count=1 -timeout 2h -run '^TestDist$$' ./deployments/container
+	DIST=$(or $(DIST),2) $(GO) test -vet=off -count=1 -timeout 2h -run '^TestDist$$' ./deployments/container
 
 # Left out: tests that start programs of the same processor, which the kernel cannot run, and those that an emulated
 # processor is too slow for.

@@ -19,6 +19,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -29,17 +30,23 @@ import (
 
 const testRegistry = "registry.example.com/team"
 
-// TestDist builds a release of the commit in two clean clones, and reads what a user gets.
+// TestDist builds a release of the commit in as many clean clones as DIST says, and reads what a user gets.
 func TestDist(t *testing.T) {
-	if os.Getenv("DIST") == "" {
+	number, _ := strconv.Atoi(os.Getenv("DIST"))
+	if number == 0 {
 		t.Skip("compiles everything for two processors: make test-dist")
 	}
-	clones := []string{clone(t), clone(t)} // before anybody commits
-	first, second := makeDist(t, clones[0]), makeDist(t, clones[1])
+	clones := make([]string, number)
+	for i := range clones { // before anybody commits
+		clones[i] = clone(t)
+	}
+	first := makeDist(t, clones[0])
 	version := strings.TrimSuffix(strings.TrimSpace(string(read(t, "../../VERSION"))), development)
 	sums := string(read(t, first+"/SHA256SUMS"))
-	if got := string(read(t, second+"/SHA256SUMS")); got != sums {
-		t.Errorf("two clones: got\n%s\nwant the same bytes\n%s", got, sums)
+	for _, other := range clones[1:] {
+		if got := string(read(t, makeDist(t, other)+"/SHA256SUMS")); got != sums {
+			t.Errorf("two clones: got\n%s\nwant the same bytes\n%s", got, sums)
+		}
 	}
 	var names strings.Builder
 	for line := range strings.Lines(sums) {
@@ -49,7 +56,7 @@ func TestDist(t *testing.T) {
 		}
 		fmt.Fprintln(&names, name)
 	}
-	want := "NOTES.md\ngpu-dra-driver-" + version + ".spdx.json\ngpu-dra-driver-" + version[1:] + ".tgz\nimages-" +
+	want := "NOTES.md\ngpu-dra-driver-" + version[1:] + ".tgz\ngpu-dra-driver-" + version + ".spdx.json\nimages-" +
 		version + ".tar\nkubectl-gpu-" + version + "-darwin-amd64.tar.gz\nkubectl-gpu-" + version +
 		"-darwin-arm64.tar.gz\nkubectl-gpu-" + version + "-linux-amd64.tar.gz\nkubectl-gpu-" + version +
 		"-linux-arm64.tar.gz\nprovenance.json\n"
@@ -105,7 +112,8 @@ func clone(t *testing.T) string {
 // makeDist runs make dist in the clone, and returns the directory with the release.
 func makeDist(t *testing.T, clone string) string {
 	t.Helper()
-	output(t, clone, "make", "dist", "REGISTRY="+testRegistry)
+	// Variables on the command line of make test, such as PUSH, are not for this.
+	output(t, clone, "env", "-u", "MAKEFLAGS", "-u", "PUSH", "-u", "VERSION", "make", "dist", "REGISTRY="+testRegistry)
 	return filepath.Join(clone, "_output", "dist")
 }
 
