@@ -6,10 +6,8 @@ package main
 const (
 	whyPrepare = "the rows below divide it: the API server's answer and the disk are most of it. The 99th percentile " +
 		"was not profiled: a call that comes while the plugin looks at the machine waits for a processor."
-	whyOwn = "perf, of the plugin's processor time for a claim, before the look for containers was by files: 17 % " +
-		"were that look, 17 % what the driver does in Prepare (half of it the record, a quarter the CDI files), 15 % " +
-		"the metadata that kubeletplugin writes, 10 % the thread with which Go watches its scheduler, 6 % the " +
-		"garbage collector. A floor has the last three, too."
+	whyOwn = "its parts are below, under \"Where the plugin's time for a claim goes\". A floor has a third of them, " +
+		"too: the metadata that kubeletplugin writes, Go's watching thread and its garbage collector."
 	whyUnprepare = "one fsync, of the directory of records, is left, as the safe floor has it. The driver also reads " +
 		"the record, takes the lock of the GPU, and sees by the files with the claim's metadata whether a container " +
 		"still runs with it (the step find_users). Without that, a GPU whose pod was deleted by force could be given " +
@@ -34,9 +32,7 @@ const (
 		"pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
-	whyCPU = "with 208 partitions offered beside 8 GPUs. perf, of the processor time: three tenths are the simulated " +
-		"NVML, nearly all of it in the look at the machine, a seventh the thread with which Go watches its " +
-		"scheduler, a ninth each the scheduler itself and the files of sysfs, a twelfth the garbage collector. " +
+	whyCPU = "with 208 partitions offered beside 8 GPUs. Its parts are below, under \"What an idle plugin costs\". " +
 		"docs/operate.md lists the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
 		"reads the CDI directory again for each of the claim's two files."
