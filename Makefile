@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside crashes compute clusters survive test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,24 +36,18 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(DEV) demo-down
 
-# The tests of the test cluster compare the machine before and after, so they run alone. The other tests on clusters
-# mostly wait, so two of them run at a time, and what computes runs beside them and gives way to them. The output of what
-# runs beside comes afterwards, without what succeeded if anything fails.
-#
-# The kernel's default limit of inotify instances allows about nine nodes: five at a time of "clusters", three of "crashes".
+# The tests of the test cluster compare the machine before and after, and the clusters of test-survive take nearly all
+# the inotify instances that the kernel allows, so both run alone. The other tests on clusters mostly wait, so what
+# computes runs beside them, and gives way to them. Its output comes afterwards, without what succeeded if anything fails.
 test: ## run the linter and all tests (needs root)
 	@$(MAKE) test-cluster
-	@$(MAKE) image
-	@$(MAKE) --jobs=3 beside crashes clusters && cat $(BESIDE) $(CRASHES) || { grep -vE '^(ok|\?) ' $(BESIDE); cat $(CRASHES); false; }
+	@$(MAKE) --jobs=2 beside clusters && cat $(BESIDE) || { grep -vE '^(ok|\?) ' $(BESIDE); false; }
+	@$(MAKE) test-survive
+	@$(MAKE) test-chaos
 
 BESIDE = _output/logs/beside.log
 beside:
 	@mkdir -p $(dir $(BESIDE)); nice $(MAKE) compute >$(BESIDE) 2>&1
-
-CRASHES = _output/logs/survive.log
-crashes:
-	@mkdir -p $(dir $(CRASHES)); SURVIVE_APART=1 $(MAKE) survive >$(CRASHES) 2>&1
-	@$(MAKE) test-chaos >>$(CRASHES) 2>&1
 
 clusters:
 	@$(MAKE) test-e2e
@@ -157,9 +151,7 @@ test-versions: ## the end-to-end tests on every Kubernetes since 1.34; writes do
 	@./hack/prerequisites.sh root
 	@$(DEV) versions
 
-test-survive: image survive ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
-
-survive:
+test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root
 	$(GO) vet -tags e2e ./test/e2e/survive
 	@$(DEV) survive

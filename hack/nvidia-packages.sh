@@ -30,8 +30,6 @@ fetch() { # SUITE
 }
 
 mkdir -p "$dir"
-exec 9>"$dir.lock"
-flock 9 # tests that run at the same time
 for suite in bookworm trixie experimental; do
 	if [ ! -d "$dir/$suite/root" ]; then
 		rm -rf "${dir:?}/$suite"

@@ -76,7 +76,7 @@ func survive(ctx context.Context) error {
 	if err := buildClusterProgram(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
-	for _, name := range []string{"nodes", "hardware", "installation", "gates"} {
+	for _, name := range []string{"nodes", "installation", "gates"} {
 		err = errors.Join(err, cluster{name: "survive-" + name}.down(ctx))
 	}
 	return err

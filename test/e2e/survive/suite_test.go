@@ -51,23 +51,13 @@ type suite struct {
 	image      string // of pods
 }
 
-// apart is the environment variable with which clusters are started one after the other: others run beside these tests.
-const apart = "SURVIVE_APART"
-
-// parallel lets the test run beside the others that start clusters.
-//
-// No more nodes can run at a time: the kernel's default limit of inotify instances allows about nine.
-func parallel(t *testing.T) {
-	t.Helper()
-	if os.Getenv(apart) == "" {
-		t.Parallel()
-	}
-}
-
 // TestNodes has tests of single nodes. Those of different nodes run in parallel.
+//
+// No more tests that start clusters can be parallel: the kernel's default limit of inotify instances allows about ten
+// nodes.
 func TestNodes(t *testing.T) {
-	parallel(t)
-	s := start(t, "nodes", []string{"l40s-x4", "l40s-x4", "dgx-h100"})
+	t.Parallel()
+	s := start(t, "nodes", []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4", "dgx-h100"})
 	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2",
 		"gpu.nvidia.com/node-config=hook")
 	s.install(t)
@@ -78,7 +68,6 @@ func TestNodes(t *testing.T) {
 			t.Run("pods survive restarts of the kubelet and the runtime, and restart with the machine", n.testRestarts)
 			t.Run("only claims that the kubelet has forgotten are released", n.testSweep)
 			t.Run("the plugin is killed while it resets hardware", n.testKilledReleasingShares)
-			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-2", func(t *testing.T) {
 			t.Parallel()
@@ -92,43 +81,33 @@ func TestNodes(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-3")
 			t.Run("the plugin is killed at each step", n.testKilled)
+			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
+		})
+		t.Run("node-4", func(t *testing.T) {
+			t.Parallel()
+			n := s.node("node-4")
+			t.Run("the plugin is killed while it sets up hardware", n.testKilledPreparingShares)
+			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
+		})
+		t.Run("node-5", func(t *testing.T) {
+			t.Parallel()
+			n := s.node("node-5")
+			t.Run("NVML calls of one GPU hang", n.testHangingGPU)
+			t.Run("the switch of a MIG mode hangs", n.testHangingSwitch)
+			t.Run("the driver is updated under prepared claims", n.testDriverReloaded)
+			t.Run("a GPU is reset under a share", n.testResetUnderShare)
+			t.Run("the publisher's lock is not available", n.testNoPublisherLock)
+			t.Run("the kubelet forgets 20 claims, the first on a hanging GPU", n.testManyForgotten)
 		})
 	})
 	t.Run("claims are prepared and released while the API server is down", s.node("node-1").testAPIServerAway)
 	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
 }
 
-// TestHardware has tests of what hangs, is killed or is lost while GPUs are set up. Those of different nodes run in
-// parallel.
-func TestHardware(t *testing.T) {
-	parallel(t)
-	s := start(t, "hardware", []string{"l40s-x4", "dgx-h100", "dgx-h100"})
-	s.install(t)
-	t.Run("node-1", func(t *testing.T) {
-		t.Parallel()
-		t.Run("the plugin is killed while it sets up hardware", s.node("node-1").testKilledPreparingShares)
-	})
-	t.Run("node-2", func(t *testing.T) {
-		t.Parallel()
-		n := s.node("node-2")
-		t.Run("NVML calls of one GPU hang", n.testHangingGPU)
-		t.Run("the switch of a MIG mode hangs", n.testHangingSwitch)
-		t.Run("the driver is updated under prepared claims", n.testDriverReloaded)
-		t.Run("the publisher's lock is not available", n.testNoPublisherLock)
-		t.Run("the kubelet forgets 20 claims, the first on a hanging GPU", n.testManyForgotten)
-	})
-	t.Run("node-3", func(t *testing.T) {
-		t.Parallel()
-		n := s.node("node-3")
-		t.Run("a GPU is reset under a share", n.testResetUnderShare)
-		t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
-	})
-}
-
 // TestInstallation replaces, stops and removes what the chart installs, one after the other.
 func TestInstallation(t *testing.T) {
-	parallel(t)
+	t.Parallel()
 	s := start(t, "installation", []string{"l40s-x4", "l40s-x4", "dgx-h100"})
 	s.install(t)
 	t.Run("the plugin is updated while a GPU hangs", s.node("node-3").testUpdateWhileGPUHangs)
