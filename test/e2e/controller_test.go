@@ -385,7 +385,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		work, ctx := errgroup.WithContext(t.Context())
 		work.SetLimit(25)
 		for n := range 500 {
-			work.Go(func() error { return s.Create(ctx, configured(fmt.Sprintf("many-%03d", n))) })
+			work.Go(func() error { return s.createInTime(ctx, configured(fmt.Sprintf("many-%03d", n))) })
 		}
 		s.must(t, work.Wait())
 		s.allRanked(t, ns, 500)

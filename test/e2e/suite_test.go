@@ -212,6 +212,16 @@ func (s *suite) namespaceWithoutWebhooks(t *testing.T, name string) string {
 	return s.labelled(t, name, map[string]string{"gpu.nvidia.com/admission": "off"})
 }
 
+// createInTime creates the object, and tries again while a webhook does not answer in time: machines differ in speed.
+func (s *suite) createInTime(ctx context.Context, o client.Object) error {
+	for {
+		err := s.Create(ctx, o)
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), context.DeadlineExceeded.Error()) {
+			return err
+		}
+	}
+}
+
 func (s *suite) must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
