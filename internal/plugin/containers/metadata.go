@@ -97,7 +97,10 @@ var localFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix
 func (m *Metadata) wrote(data []byte, name string, first *mountable) {
 	_, rest, _ := bytes.Cut(data, []byte(`"uid": "`)) // as kubeletplugin writes it, before all attributes
 	uid, _, _ := bytes.Cut(rest, []byte(`"`))
-	claim := types.UID(uid) // nobody asks for an empty one
+	claim := types.UID(uid)
+	if claim == "" {
+		return // kubeletplugin writes it in another way: nothing is known of any claim
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	files, known := m.claims[claim]

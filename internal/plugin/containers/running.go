@@ -48,10 +48,11 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(found) == 0 {
+	left := r.without(found, claim)
+	if len(left) == 0 {
 		r.Metadata.forget(claim.UID)
 	}
-	return r.without(found, claim), nil
+	return left, nil
 }
 
 // find looks for the containers in the mounts of all processes.
