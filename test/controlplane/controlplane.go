@@ -23,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 )
 
@@ -205,10 +206,12 @@ func (c *Plane) Restore(from string) error {
 	return os.CopyFS(c.Path("etcd"), os.DirFS(from))
 }
 
-// REST returns the configuration of a client without a limit of requests.
+// REST returns the configuration of a client that speaks protobuf, without a limit of requests.
 func (c *Plane) REST() *rest.Config {
 	return &rest.Config{Host: Local("https", c.port), BearerToken: token, QPS: -1,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, DisableCompression: true}
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, DisableCompression: true,
+		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf,
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON}}
 }
 
 // Kubeconfig writes a kubeconfig for the other programs and returns its path.

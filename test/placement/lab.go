@@ -8,18 +8,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
@@ -35,7 +31,7 @@ type lab struct {
 
 // newLab starts a control plane, adds the nodes with the fleet, and keeps the data.
 func newLab(ctx context.Context, programs, classes string, nodes []trace.Node) (*lab, error) {
-	dir, err := os.MkdirTemp(memoryDir(), "placement-")
+	dir, err := os.MkdirTemp(controlplane.MemoryDir(), "placement-")
 	if err != nil {
 		return nil, err
 	}
@@ -44,15 +40,6 @@ func newLab(ctx context.Context, programs, classes string, nodes []trace.Node) (
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
-}
-
-// memoryDir is where Linux has a file system in memory; without it, the default folder for temporary files.
-func memoryDir() string {
-	const shm = "/dev/shm"
-	if info, err := os.Stat(shm); err == nil && info.IsDir() {
-		return shm
-	}
-	return ""
 }
 
 func (l *lab) prepare(ctx context.Context, programs, classes string, nodes []trace.Node) (err error) {
@@ -94,24 +81,15 @@ func (l *lab) prepare(ctx context.Context, programs, classes string, nodes []tra
 // createClasses creates the driver's device classes, from a file that Helm has rendered, and the class of priority. It
 // returns when the default namespace exists.
 func createClasses(ctx context.Context, client kubernetes.Interface, file string) error {
-	text, err := os.ReadFile(file)
+	classes, err := controlplane.ReadClasses(file)
 	if err != nil {
-		return fmt.Errorf("read device classes: %w", err)
+		return err
 	}
-	var class resourceapi.DeviceClass
-	for _, document := range strings.Split(string(text), "\n---") {
-		var one resourceapi.DeviceClass
-		if err := yaml.Unmarshal([]byte(document), &one); err != nil {
-			return fmt.Errorf("read device classes: %w", err)
-		}
-		if one.Name == fleet.Driver {
-			class = one
-		}
-	}
-	if class.Name == "" {
+	class := classes[fleet.Driver]
+	if class == nil {
 		return fmt.Errorf("%s has no device class %s", file, fleet.Driver)
 	}
-	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, &class, metav1.CreateOptions{}); err != nil {
+	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	_, err = client.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{
@@ -141,12 +119,7 @@ func (l *lab) open(ctx context.Context) (kubernetes.Interface, error) {
 	return l.client()
 }
 
-func (l *lab) client() (kubernetes.Interface, error) {
-	config := l.plane.REST()
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	return kubernetes.NewForConfig(config)
-}
+func (l *lab) client() (kubernetes.Interface, error) { return kubernetes.NewForConfig(l.plane.REST()) }
 
 // close ends everything and removes the data.
 func (l *lab) close() error {

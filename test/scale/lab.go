@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -17,9 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/pager"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/test/chaos/check"
 	"github.com/gpudra/gpu-dra-driver/test/controlplane"
@@ -53,7 +50,7 @@ type programs struct {
 
 // open starts a lab.
 func open(ctx context.Context, p programs) (*lab, error) {
-	dir, err := os.MkdirTemp("/dev/shm", "scale-")
+	dir, err := os.MkdirTemp(controlplane.MemoryDir(), "scale-")
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +68,7 @@ func (l *lab) start(ctx context.Context, p programs) (err error) {
 	if err := l.plane.Open(ctx); err != nil {
 		return err
 	}
-	if l.client, err = kubernetes.NewForConfig(l.rest()); err != nil {
+	if l.client, err = kubernetes.NewForConfig(l.plane.REST()); err != nil {
 		return err
 	}
 	if err := l.createClasses(ctx, p.classes); err != nil {
@@ -87,14 +84,6 @@ func (l *lab) start(ctx context.Context, p programs) (err error) {
 		l.controller, err = l.plane.StartController(ctx, p.controller)
 	}
 	return err
-}
-
-// rest returns the configuration of a client without a limit of requests.
-func (l *lab) rest() *rest.Config {
-	config := l.plane.REST()
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	return config
 }
 
 // close ends all programs and removes the data.
@@ -114,7 +103,7 @@ func (l *lab) close() error {
 
 // createClasses creates the device classes of the file, and the one of scheduler_perf.
 func (l *lab) createClasses(ctx context.Context, file string) error {
-	classes, err := readClasses(file)
+	classes, err := controlplane.ReadClasses(file)
 	if err != nil {
 		return err
 	}
@@ -127,25 +116,6 @@ func (l *lab) createClasses(ctx context.Context, file string) error {
 		}
 	}
 	return nil
-}
-
-// readClasses reads the device classes of the file.
-func readClasses(file string) (classLister, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("read device classes: %w", err)
-	}
-	all := classLister{}
-	for _, document := range strings.Split(string(text), "\n---") {
-		class := &resourceapi.DeviceClass{}
-		if err := yaml.Unmarshal([]byte(document), class); err != nil {
-			return nil, fmt.Errorf("read device classes: %w", err)
-		}
-		if class.Name != "" { // no comment
-			all[class.Name] = class
-		}
-	}
-	return all, nil
 }
 
 // place creates pods of a kind in a new namespace, and returns when all are bound. It measures the time from the first

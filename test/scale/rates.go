@@ -66,7 +66,7 @@ var layouts = []layout{
 
 func publishH100(use gpu.SharingMode) func(context.Context, *lab, int) error {
 	return func(ctx context.Context, l *lab, nodes int) error {
-		_, err := fleet.Start(ctx, l.rest(), fleet.Config{Nodes: h100(nodes, use), Inert: true})
+		_, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: h100(nodes, use), Inert: true})
 		return err
 	}
 }

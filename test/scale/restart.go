@@ -44,7 +44,7 @@ func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // restart starts the plugins of all nodes at once.
 func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err error) {
-	client, err := kubernetes.NewForConfig(l.rest())
+	client, err := kubernetes.NewForConfig(l.plane.REST())
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err erro
 	stop = latency(ctx, client)
 	begin := time.Now()
 	seen := &answered{last: begin}
-	config := l.rest()
+	config := l.plane.REST()
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return answers{rt, seen} })
 	stopPlugins, err := f.Restart(ctx, config)
 	if err != nil {

@@ -41,7 +41,7 @@ func TestSmall(t *testing.T) {
 	for i := range smallPartitioned {
 		nodes[i].Use = gpu.SharingMode{}
 	}
-	f, err := fleet.Start(ctx, l.rest(), fleet.Config{Nodes: nodes, Inert: true})
+	f, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: nodes, Inert: true})
 	if err != nil {
 		t.Fatal(err)
 	}

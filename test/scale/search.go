@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
 
@@ -74,7 +75,7 @@ func (o options) search(ctx context.Context) (r searches, err error) {
 	if err != nil {
 		return r, fmt.Errorf("%s slices: %w", o.controller, err)
 	}
-	classes, err := readClasses(o.classes)
+	classes, err := controlplane.ReadClasses(o.classes)
 	if err != nil {
 		return r, err
 	}
