@@ -18,6 +18,9 @@ const (
 	EventOther EventKind = "Other"
 )
 
+// LeavesBus is how long a GPU that is removed may be on the PCI bus after its driver has let go of it.
+const LeavesBus = time.Second
+
 // Event is what NVML reports about a GPU.
 type Event struct {
 	GPU  UUID

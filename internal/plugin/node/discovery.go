@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -59,10 +60,12 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		f.known = saved(n.Dir)
 	}
 	gpus := f.known.GPUs()
-	expected := slices.DeleteFunc(slices.Clone(gpus), func(d gpu.Device) bool {
-		return n.Machine.Removed(d) && !f.records.touches(d.Name)
-	})
 	present := withOwnVGPUs(withPassthrough(f, gpus, d.stuck), f.records)
+	free := func(d gpu.Device) bool { return !f.records.touches(d.Name) }
+	n.awaitRemoval(ctx, silent(gpus, present, free))
+	removed := func(d gpu.Device) bool { return free(d) && n.Machine.Removed(d) }
+	expected := slices.DeleteFunc(slices.Clone(gpus), removed)
+	present = slices.DeleteFunc(present, func(d gpu.Device) bool { return d.Lost && removed(d) })
 	all := withProduct(inventory.New(present), f.known).Retain(expected, f.records.touches)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
@@ -89,6 +92,25 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		}
 	}
 	return f
+}
+
+// silent returns those of the known GPUs that answered before, and do not now.
+func silent(known inventory.Inventory, present []gpu.Device, of func(gpu.Device) bool) []gpu.Device {
+	return slices.DeleteFunc(slices.Clone(known), func(d gpu.Device) bool {
+		answers := func(now gpu.Device) bool { return now.UUID == d.UUID && !now.Lost }
+		return d.Lost || !of(d) || slices.ContainsFunc(present, answers)
+	})
+}
+
+// awaitRemoval waits while the GPUs may be about to leave the PCI bus: whether they are lost or removed shows then.
+func (n *Node) awaitRemoval(ctx context.Context, gpus []gpu.Device) {
+	const looks = 20
+	for range looks {
+		if gpus = slices.DeleteFunc(gpus, n.Machine.Removed); len(gpus) == 0 || ctx.Err() != nil {
+			return
+		}
+		time.Sleep(gpu.LeavesBus / looks)
+	}
 }
 
 // withProduct keeps the known product and topology of GPUs in MIG mode: NVML reports less of them in this mode, and

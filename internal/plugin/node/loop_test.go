@@ -89,12 +89,17 @@ func TestARemovedGPUIsForgotten(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		removed gpu.UUID
+		stays   int  // looks at the bus that still show it
+		listed  bool // by NVML, but it does not answer
 		held    bool
 		want    string
 	}{
-		{"it is removed", "GPU-1", false, "[gpu-0] 0"},
-		{"it is removed from a claim", "GPU-1", true, "[gpu-0 gpu-1 lost] 2"}, // about the node and the claim
-		{"it is not listed", "", false, "[gpu-0 gpu-1 lost] 1"},
+		{"it is removed", "GPU-1", 0, false, false, "[gpu-0] 0"},
+		{"it is removed from a claim", "GPU-1", 0, false, true, "[gpu-0 gpu-1 lost] 2"}, // about the node and the claim
+		{"it is not listed", "", 0, false, false, "[gpu-0 gpu-1 lost] 1"},
+		{"it does not answer", "", 0, true, false, "[gpu-0 gpu-1 lost] 1"},
+		{"its driver lets go of it before it leaves the bus", "GPU-1", 3, false, false, "[gpu-0] 0"},
+		{"it does not answer before it leaves the bus", "GPU-1", 3, true, false, "[gpu-0] 0"},
 	} {
 		l := newTestNode(t)
 		if err := l.look(); err != nil {
@@ -104,7 +109,12 @@ func TestARemovedGPUIsForgotten(t *testing.T) {
 			l.hold("a", "gpu-1")
 		}
 		before := len(l.recorded)
-		l.devices, l.removed = l.devices[:1], tt.removed
+		l.removed, l.stays = tt.removed, tt.stays
+		if tt.listed {
+			l.devices[1].Lost = true
+		} else {
+			l.devices = l.devices[:1]
+		}
 		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}

@@ -150,6 +150,7 @@ type testNode struct {
 	devices   []gpu.Device
 	unlisted  []gpu.Device        // by NVML
 	removed   gpu.UUID            // from the PCI bus
+	stays     int                 // how many looks it stays there before
 	failure   error               // of discoveries
 	users     map[gpu.UUID]string // programs on GPUs
 	openers   map[gpu.UUID]string // those that keep them from virtual machines
@@ -235,11 +236,19 @@ func (l *testNode) Watch(ctx context.Context, found func(gpu.Event)) {
 	<-ctx.Done()
 }
 
-func (*testNode) Recheck(gpu.UUID)            {}
-func (*testNode) Release(string)              {}
-func (*testNode) StopWatching(string)         {}
-func (l *testNode) Removed(d gpu.Device) bool { return l.removed == d.UUID }
-func (*testNode) Stale()                      {}
+func (*testNode) Recheck(gpu.UUID)    {}
+func (*testNode) Release(string)      {}
+func (*testNode) StopWatching(string) {}
+
+func (l *testNode) Removed(d gpu.Device) bool {
+	if l.removed != d.UUID {
+		return false
+	}
+	l.stays--
+	return l.stays < 0
+}
+
+func (*testNode) Stale() {}
 
 func (l *testNode) Set(inv inventory.Inventory) { l.published = inv }
 

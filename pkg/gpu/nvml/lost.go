@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
@@ -24,9 +23,6 @@ func (m *Machine) hotPlugged() bool {
 	defer m.mu.Unlock()
 	return m.follows && m.current != nil && !maps.Equal(m.current.onBus, now)
 }
-
-// leavesBus is how long a GPU that is removed may be on the PCI bus after its driver has let go of it.
-const leavesBus = time.Second
 
 // Removed reports whether the GPU is no longer on the PCI bus. One that has fallen off the bus still is. false: the bus
 // cannot be read.

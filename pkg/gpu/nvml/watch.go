@@ -212,11 +212,11 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 			found(s.eventOf(data))
 		case nvmllib.ERROR_TIMEOUT:
 		case nvmllib.ERROR_GPU_IS_LOST:
-			select { // a GPU that is removed may still be on the PCI bus
-			case <-ctx.Done():
-			case <-time.After(leavesBus):
-			}
 			found(gpu.Event{Kind: gpu.EventLost, At: time.Now()})
+			select { // while a GPU that is removed is on the PCI bus, the next session would find it lost again
+			case <-ctx.Done():
+			case <-time.After(gpu.LeavesBus):
+			}
 			return errLeft // the next session leaves the lost GPU out
 		default:
 			return fmt.Errorf("wait for events: %w", ret)
