@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterstate "github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -75,7 +74,7 @@ func (d Demo) attach(ctx context.Context, cluster *kube.Cluster, patience time.D
 	if err := cluster.Delete(ctx, f.pool); err != nil {
 		return f, err
 	}
-	return f, f.reschedule(ctx, cluster)
+	return f, f.reschedule(ctx, cluster, patience)
 }
 
 // held waits until a pod of the demo has a device of the pool, and returns it. It fills in the device and the claim.
@@ -147,16 +146,25 @@ func (f *fabric) wait(ctx context.Context, cluster *kube.Cluster, patience time.
 	})
 }
 
-// reschedule lets the scheduler allocate again: the GPU is in the slice of its node now.
-func (f *fabric) reschedule(ctx context.Context, cluster *kube.Cluster) error {
-	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+// reschedule lets the scheduler allocate again: the GPU is in the slice of its node now. A scheduler that has not seen
+// yet that the pool is gone allocates from it once more.
+func (f *fabric) reschedule(ctx context.Context, cluster *kube.Cluster, patience time.Duration) error {
+	what := fmt.Sprintf("claim %s to have no device of pool %s", f.claim.Name, f.device.Pool)
+	return kube.Until(ctx, patience, what, func(ctx context.Context) (bool, string, error) {
 		if err := cluster.Get(ctx, client.ObjectKeyFromObject(&f.claim), &f.claim); err != nil {
-			return err
+			return false, "", err
+		}
+		if f.claim.Status.Allocation == nil {
+			return false, "it has none", nil
+		}
+		ofPool := func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Pool == f.device.Pool }
+		if !slices.ContainsFunc(f.claim.Status.Allocation.Devices.Results, ofPool) {
+			return true, "", nil
 		}
 		f.claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: f.device.Driver, Pool: f.device.Pool,
 			Device: f.device.Device, Conditions: []metav1.Condition{{Type: reschedule, Status: metav1.ConditionTrue,
 				Reason: "Attached", Message: "the GPU is on the node", LastTransitionTime: metav1.Now()}}}}
-		return cluster.Status().Update(ctx, &f.claim)
+		return false, "it has one", cluster.Status().Update(ctx, &f.claim)
 	})
 }
 
