@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -212,14 +213,24 @@ func (s *suite) namespaceWithoutWebhooks(t *testing.T, name string) string {
 	return s.labelled(t, name, map[string]string{"gpu.nvidia.com/admission": "off"})
 }
 
-// createInTime creates the object, and tries again while a webhook does not answer in time: machines differ in speed.
-func (s *suite) createInTime(ctx context.Context, o client.Object) error {
-	for {
-		err := s.Create(ctx, o)
-		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), context.DeadlineExceeded.Error()) {
-			return err
+// createInTime creates the object, and tries again while no webhook answers in time: machines differ in speed.
+func (s *suite) createInTime(ctx context.Context, o client.Object) (answer error) {
+	what, tried := "an answer about "+o.GetName(), false
+	err := kube.Until(ctx, soon, what, func(ctx context.Context) (bool, string, error) {
+		answer = s.Create(ctx, o)
+		if tried && apierrors.IsAlreadyExists(answer) { // the answer came too late
+			answer = nil
 		}
+		tried = true
+		if answer == nil || kube.Refuses(answer) {
+			return true, "", nil
+		}
+		return false, "", answer
+	})
+	if err != nil {
+		return err
 	}
+	return answer
 }
 
 func (s *suite) must(t *testing.T, err error) {

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -221,24 +220,12 @@ func put(ctx context.Context, cluster *kube.Cluster, patience time.Duration, o *
 	what := fmt.Sprintf("an answer about %s %s", o.GetKind(), o.GetName())
 	err = kube.Until(ctx, patience, what, func(ctx context.Context) (bool, string, error) {
 		answer = cluster.Apply(ctx, o)
-		if answer == nil || refuses(answer) {
+		if answer == nil || kube.Refuses(answer) {
 			return true, "", nil
 		}
 		return false, "", answer
 	})
 	return answer, err
-}
-
-// refuses reports whether an error of the API server is about the object, and not about a server or a webhook that does
-// not work at the moment.
-func refuses(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return false
-	}
-	code := status.Status().Code
-	return code/100 == 4 && !slices.Contains([]int32{http.StatusRequestTimeout, http.StatusConflict,
-		http.StatusTooManyRequests}, code)
 }
 
 // look returns the current state of the demo.

@@ -12,9 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
@@ -125,31 +122,5 @@ func TestSettle(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// A webhook that is too slow, or an API server that is not there, has not refused an object.
-func TestRefuses(t *testing.T) {
-	pods := schema.GroupResource{Resource: "pods"}
-	for _, tc := range []struct {
-		err  error
-		want bool
-	}{
-		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil), true},
-		{apierrors.NewForbidden(pods, "a", errors.New("quota")), true},
-		{fmt.Errorf("apply: %w", apierrors.NewBadRequest("unknown field")), true},
-		{&apierrors.StatusError{ErrStatus: metav1.Status{Message: "a webhook denied it", Code: 400}}, true},
-		{apierrors.NewInternalError(errors.New("failed calling webhook: context deadline exceeded")), false},
-		{apierrors.NewTimeoutError("slow", 1), false},
-		{apierrors.NewServerTimeout(pods, "create", 1), false},
-		{apierrors.NewTooManyRequests("busy", 1), false},
-		{apierrors.NewServiceUnavailable("starting"), false},
-		{apierrors.NewConflict(pods, "a", errors.New("changed")), false},
-		{&apierrors.StatusError{ErrStatus: metav1.Status{Message: "?"}}, false},
-		{errors.New("connection refused"), false},
-	} {
-		if got := refuses(tc.err); got != tc.want {
-			t.Errorf("%v: got %v, want %v", tc.err, got, tc.want)
-		}
 	}
 }
