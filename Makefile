@@ -65,6 +65,8 @@ compute:
 
 # The packages with tests for the race detector.
 RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./pkg/gpu/passthrough ./test/fleet
+# The race detector takes most of the memory and of the time of a test that loads the controller.
+NOT_RACE = '^TestMemory$$'
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
@@ -79,6 +81,7 @@ test-unit: ## vet, unit and golden tests of the driver
 test-rest:
 	@./hack/prerequisites.sh
 	HELM=$(TOOLS)/helm $(GO) test -vet=off $$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACE))")
+	$(GO) test -vet=off -run $(NOT_RACE) ./internal/controller
 	$(UNIT_ELSEWHERE)
 
 # -count=1: go test would not notice changed alerts, which are outside the module of test/alerts.
@@ -91,7 +94,7 @@ endef
 
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
-	$(GO) test -vet=off -race $(RACE)
+	$(GO) test -vet=off -race -skip $(NOT_RACE) $(RACE)
 
 test-dist: ## build a release from two clean clones of the commit, and check all that a user gets (needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
 	@./hack/prerequisites.sh dist

@@ -3,6 +3,7 @@
 package hack_test
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,14 +71,26 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestEachPackageOnce: make test runs the unit tests of every package, and none of them twice.
+// TestEachPackageOnce: make test runs the unit tests of every package, and none of them twice. Tests that one run skips
+// are all that another runs.
 func TestEachPackageOnce(t *testing.T) {
 	commands := dryRun(t, []string{"test", "TOOLS=/tools"})
 	tests := regexp.MustCompile(`(?m)^(?:HELM=\S+ )?(go test -vet=off .*)$`).FindAllStringSubmatch(commands, -1)
 	counted := map[string]int{}
+	only := regexp.MustCompile(` -(skip|run) '([^']*)'`)
+	skipped, run := map[string]int{}, map[string]int{}
 	for _, found := range tests {
+		switch selected := only.FindStringSubmatch(found[1]); {
+		case selected == nil:
+		case selected[1] == "run":
+			run[selected[2]]++
+			continue
+		default:
+			skipped[selected[2]]++
+		}
 		// What go test would run, asked of go list.
-		list := strings.NewReplacer("go test -vet=off", "go list", " -race", "").Replace(found[1])
+		list := strings.NewReplacer("go test -vet=off", "go list", " -race", "").Replace(
+			only.ReplaceAllString(found[1], ""))
 		output, err := exec.CommandContext(t.Context(), "sh", "-c", "cd .. && "+list).Output()
 		if err != nil {
 			t.Fatalf("%s: %v", list, err)
@@ -85,6 +98,9 @@ func TestEachPackageOnce(t *testing.T) {
 		for pkg := range strings.FieldsSeq(string(output)) {
 			counted[pkg]++
 		}
+	}
+	if !maps.Equal(skipped, run) {
+		t.Errorf("got %v skipped, and only %v run", skipped, run)
 	}
 	all, err := exec.CommandContext(t.Context(), "go", "list", "-C", "..", "./...").Output()
 	if err != nil {

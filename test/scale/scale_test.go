@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,6 +65,7 @@ func TestSmall(t *testing.T) {
 	}
 
 	kinds := append([]kind{none}, documented...)
+	slices.Reverse(kinds) // partitions come first: whole GPUs may be taken from the nodes that have them
 	kindOf := map[string]kind{}
 	claims, placed := 0, 0
 	for i, k := range kinds {
