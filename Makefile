@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,7 @@ compute:
 	@$(MAKE) test-rest
 	@$(MAKE) test-race
 	@$(MAKE) test-nvidia
+	@$(MAKE) test-scale
 	@GO="$(GO)" ./hack/vfio-test.sh if-possible
 	@if command -v aarch64-linux-gnu-gcc >/dev/null; then $(MAKE) test-dist DIST=1; else \
 		echo "SKIPPED: a release from clean clones, because aarch64-linux-gnu-gcc is missing" >&2; fi
@@ -95,6 +96,10 @@ endef
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
 	$(GO) test -vet=off -race -skip $(NOT_RACE) $(RACE)
+
+test-scale: ## publish 200 nodes, and place 500 pods of all kinds of claims on them: the small form of make scale
+	@./hack/prerequisites.sh
+	SCALE_SMALL=1 HELM=$(TOOLS)/helm $(GO) test -count=1 -timeout 1h -run '^TestSmall$$' ./test/scale
 
 test-dist: ## build a release from two clean clones of the commit, and check all that a user gets (needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
 	@./hack/prerequisites.sh dist

@@ -121,7 +121,7 @@ func TestEveryTarget(t *testing.T) {
 		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
 		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...",
 		"cluster": "go test -C test/cluster", "e2e": "_output/bin/dev e2e", "oldest": "_output/bin/dev oldest",
-		"what computes": "make compute", "survive": "_output/bin/dev survive",
+		"what computes": "make compute", "survive": "_output/bin/dev survive", "scale": "SCALE_SMALL=1 ",
 	} {
 		if got := strings.Count(commands, want); got != 1 {
 			t.Errorf("%s: %q is there %d times, want once", target, want, got)

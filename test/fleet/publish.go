@@ -7,14 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
+
+// patient tries again when the API server was too busy to answer.
+var patient = wait.Backoff{Steps: 5, Duration: time.Second, Factor: 2, Jitter: 0.5}
 
 // publish writes the node's slices as its plugin does at start, and returns them. The plugin also runs a slice
 // controller, which finds nothing to do, as a test of its package verifies. A fleet does without, because its devices
@@ -22,9 +29,13 @@ import (
 // 1.6 GB instead of 0.25, and three times the processor time.
 func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
 	[]*resourceapi.ResourceSlice, error) {
-	written, err := publish.FirstSlices(ctx, f.client, f.driver, node, pools)
+	var written []*resourceapi.ResourceSlice
+	err := retry.OnError(patient, apierrors.IsTimeout, func() (err error) {
+		written, err = publish.FirstSlices(ctx, f.client, f.driver, node, pools)
+		return err
+	})
 	if err == nil && len(written) == 0 {
-		// Somebody deleted another fleet's node, and its slices remain.
+		// Somebody deleted another fleet's node, and its slices remain, or an attempt was interrupted.
 		if err = f.removeSlices(ctx, node); err == nil {
 			written, err = publish.FirstSlices(ctx, f.client, f.driver, node, pools)
 		}

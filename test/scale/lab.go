@@ -23,7 +23,7 @@ import (
 )
 
 // placeTimeout limits the wait for the next pod to be bound or the next claim to be deleted.
-const placeTimeout = 3 * time.Minute
+const placeTimeout = 10 * time.Minute
 
 // atOnce is how many pods are created in parallel.
 const atOnce = 16

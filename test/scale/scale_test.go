@@ -105,7 +105,7 @@ func TestSmall(t *testing.T) {
 func openLab(t *testing.T) *lab {
 	t.Helper()
 	if os.Getenv("SCALE_SMALL") == "" {
-		t.Skip("it takes minutes: SCALE_SMALL=1 runs it")
+		t.Skip("make test-scale runs it")
 	}
 	helm := os.Getenv("HELM")
 	real, err := filepath.EvalSymlinks(helm)
