@@ -119,6 +119,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		Reporter: reporter})
 	metrics.Registry.MustRegister(containerUsage, watcher)
 	metadata := &containers.Metadata{Dir: filepath.Join(p.PluginDir, metadataDir)}
+	defer metadata.Close()
 	preparer := p.preparer(ctx, gpus, reporter, metadata)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
 		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write}

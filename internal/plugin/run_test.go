@@ -37,6 +37,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 )
 
 const driver = "gpu.nvidia.com"
@@ -72,6 +73,7 @@ type fakeKubelet struct {
 
 func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	t.Helper()
+	before := inotify.Count(t)
 	// A socket's path must be short.
 	dir, err := os.MkdirTemp("", "plugin")
 	if err != nil {
@@ -124,6 +126,12 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 		if err := <-done; err != nil {
 			t.Errorf("the plugin ended with %v", err)
 		}
+		k.eventually("inotify instances to be closed", func() error {
+			if after := inotify.Count(t); after > before {
+				return fmt.Errorf("%d are open, %d were before the plugin started", after, before)
+			}
+			return nil
+		})
 	})
 	k.eventually("sockets", func() error {
 		_, err1 := os.Stat(filepath.Join(dir, driver+"-reg.sock"))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
@@ -155,8 +156,9 @@ func TestSupportedEvents(t *testing.T) {
 	}
 }
 
-// A watch notices what others do at once. Without inotify it would take a second.
+// A watch notices what others do at once. Without inotify it polls, and notices it nearly as soon.
 func TestWatch(t *testing.T) {
+	inotify.Need(t)
 	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	other, err := node.Attach(dir)

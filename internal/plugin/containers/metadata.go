@@ -19,13 +19,15 @@ import (
 )
 
 // Metadata writes the files with the metadata of claims, which are mounted into their containers, and tells whether one
-// still is. It knows the files that this process has written first; of others, anything may be mounted.
+// still is. It knows the files that this process has written first; of others, anything may be mounted. Close it in the
+// end.
 type Metadata struct {
 	Dir string // where kubeletplugin keeps the metadata of claims
 
 	mu     sync.Mutex
 	claims map[types.UID][]mountable
 	events int // inotify instance; 0: not opened yet
+	closed bool
 }
 
 // mountable is the only file that was ever at a path, so a container has this one or none.
@@ -34,6 +36,18 @@ type mountable struct {
 	perm  os.FileMode
 	inode uint64
 	mtime unix.Timespec
+}
+
+// Close closes the inotify instance. From then on, files are written as before, and each counts as mounted. It may be
+// called again.
+func (m *Metadata) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	if m.events != 0 {
+		_ = unix.Close(m.events)
+		m.events = 0
+	}
 }
 
 // Write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
@@ -177,7 +191,7 @@ func (f mountable) isThere() bool {
 // its directory entry has gone, and with the system call that removes the file if it has no other (inotify(7)).
 func (m *Metadata) removed(name string) bool {
 	var err error
-	if m.events == 0 {
+	if m.events == 0 && !m.closed {
 		if m.events, err = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC); err != nil {
 			m.events = 0 // the programs of the node have used up all instances
 		}

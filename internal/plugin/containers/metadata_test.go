@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
@@ -56,7 +57,7 @@ func metadataOf(claim types.UID, device string) []byte {
 // TestUnmounted: a claim has no container if nothing holds the only files that were ever written of its metadata. A
 // descriptor holds the directory entry of a file, as a mount does.
 func TestUnmounted(t *testing.T) {
-	needInotify(t)
+	inotify.Need(t)
 	for _, row := range []struct {
 		name string
 		does string // each with a request of the claim
@@ -82,6 +83,7 @@ func TestUnmounted(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			dir := tmpfs.Dir(t)
 			m := &Metadata{Dir: dir}
+			defer func() { m.Close() }()
 			for step := range strings.SplitSeq(row.does, ", ") {
 				verb, request, _ := strings.Cut(step, " ")
 				file := filepath.Join(dir, "ns_c", request, "metadata.json")
@@ -96,6 +98,7 @@ func TestUnmounted(t *testing.T) {
 				case "hold":
 					hold(t, file)
 				case "restart":
+					m.Close()
 					m = &Metadata{Dir: dir}
 				case "remove":
 					must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
@@ -115,10 +118,11 @@ func TestUnmounted(t *testing.T) {
 
 // TestUnmountedAgain: after an answer only a look at all processes tells more, and the files are as before.
 func TestUnmountedAgain(t *testing.T) {
-	needInotify(t)
+	inotify.Need(t)
 	for _, held := range []bool{false, true} {
 		dir := tmpfs.Dir(t)
 		m := &Metadata{Dir: dir}
+		defer m.Close()
 		file := filepath.Join(dir, "ns_c/a/metadata.json")
 		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
@@ -156,9 +160,10 @@ func TestUnmountedAgain(t *testing.T) {
 
 // TestUnmountedByContainers: a mount in another mount namespace, as that of a container.
 func TestUnmountedByContainers(t *testing.T) {
-	needInotify(t)
+	inotify.Need(t)
 	dir := tmpfs.Dir(t)
 	m := &Metadata{Dir: dir}
+	defer m.Close()
 	file, target := filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(t.TempDir(), "target")
 	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
@@ -181,11 +186,35 @@ func TestUnmountedByContainers(t *testing.T) {
 	_ = container.Wait()
 }
 
+// TestClosedMetadata: nothing is left open, and a closed one opens nothing and says that files may be mounted.
+func TestClosedMetadata(t *testing.T) {
+	inotify.Need(t)
+	dir := tmpfs.Dir(t)
+	m := &Metadata{Dir: dir}
+	file := filepath.Join(dir, "ns_c/a/metadata.json")
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	before := inotify.Count(t)
+	for range 2 {
+		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		if got, want := m.unmounted(claimC), !m.closed; got != want {
+			t.Errorf("closed %t: got unmounted %t, want %t", m.closed, got, want)
+		}
+		m.forget("1")
+		must(t, os.Remove(file))
+		m.Close()
+		m.Close()
+		if after := inotify.Count(t); after != before {
+			t.Errorf("%d instances are open, %d were before", after, before)
+		}
+	}
+}
+
 // TestRunningByMetadata: processes are looked at only where the files do not tell.
 func TestRunningByMetadata(t *testing.T) {
-	needInotify(t)
+	inotify.Need(t)
 	dir := tmpfs.Dir(t)
 	r := Running{Proc: "/nowhere", Metadata: &Metadata{Dir: dir}}
+	defer r.Metadata.Close()
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
 	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o640))
@@ -204,14 +233,4 @@ func hold(t *testing.T, file string) (release func()) {
 	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return func() { must(t, f.Close()) }
-}
-
-// needInotify skips the test where the programs of the machine have used up all inotify instances of the user.
-func needInotify(t *testing.T) {
-	t.Helper()
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-	if err != nil {
-		t.Skipf("no inotify: %v", err)
-	}
-	must(t, unix.Close(fd))
 }

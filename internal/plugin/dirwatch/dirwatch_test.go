@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 )
 
 // changed reports whether a change is told within the time.
@@ -30,6 +32,7 @@ const (
 )
 
 func TestWatcher(t *testing.T) {
+	inotify.Need(t)
 	dir := filepath.Join(t.TempDir(), "dir")
 	write := func(name string) {
 		t.Helper()
@@ -104,7 +107,7 @@ func TestInstancesUsedUp(t *testing.T) {
 	dir := t.TempDir()
 	w := New(t.Context(), nil)
 	w.Keep(dir)
-	if instances(t) > 0 {
+	if inotify.Count(t) > 0 {
 		t.Fatal("got an instance of inotify, want none")
 	}
 	if err := os.WriteFile(limit, []byte("1"), 0); err != nil {
@@ -122,6 +125,7 @@ func TestInstancesUsedUp(t *testing.T) {
 // All Watchers have one inotify instance, each is told of its own directories only, and the instance ends with the last
 // of them.
 func TestWatchersShareAnInstance(t *testing.T) {
+	inotify.Need(t)
 	waitForNoInstance(t) // of the tests before, which end theirs in the background
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -131,7 +135,7 @@ func TestWatchersShareAnInstance(t *testing.T) {
 	for i, dir := range []string{a, b, ended} {
 		watchers[i].Keep(dir + "/")
 	}
-	if got := instances(t); got != 1 {
+	if got := inotify.Count(t); got != 1 {
 		t.Errorf("got %d instances of inotify, want 1", got)
 	}
 	end()
@@ -152,24 +156,9 @@ func TestWatchersShareAnInstance(t *testing.T) {
 // waitForNoInstance waits until the last Watcher has ended.
 func waitForNoInstance(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(soon); instances(t) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(soon); inotify.Count(t) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("an instance of inotify remains after the last watcher has ended")
 		}
 	}
-}
-
-// instances returns the number of inotify instances of the process.
-func instances(t *testing.T) (n int) {
-	t.Helper()
-	files, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		if is, err := os.Readlink(file); err == nil && strings.Contains(is, "inotify") {
-			n++
-		}
-	}
-	return n
 }

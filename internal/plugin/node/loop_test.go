@@ -18,6 +18,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 )
 
 // eventually waits for what the loop does.
@@ -53,6 +54,7 @@ func (l *testNode) discovered() int {
 
 // A new driver is discovered when its files change, not only at the next discovery.
 func TestANewDriverIsDiscoveredAtOnce(t *testing.T) {
+	inotify.Need(t)
 	l := newTestNode(t)
 	l.library = t.TempDir()
 	defer l.run(t.Context())()

@@ -16,6 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 )
 
 // recordsOf returns the records of claims in the namespace ns that use MPS daemons. The keys are the claims' names.
@@ -135,6 +136,7 @@ func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
 
 // Changes are noticed long before the next look without one, also of daemons whose directory is new.
 func TestDaemonsAreWatched(t *testing.T) {
+	inotify.Need(t)
 	records := recordsOf(t, map[string]string{"a": "gpu-1"})
 	dir := mps.Dir(filepath.Join(t.TempDir(), "mps"))
 	told := make(reportsOfDaemons, 10)

@@ -53,8 +53,8 @@ type suite struct {
 
 // TestNodes has tests of single nodes. Those of different nodes run in parallel.
 //
-// No more tests that start clusters can be parallel: the kernel's default limit of inotify instances allows about ten
-// nodes.
+// No more tests that start clusters can be parallel: the kernel's default limit of inotify instances allows eight nodes
+// of two clusters.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	s := start(t, "nodes", []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4", "dgx-h100"})
