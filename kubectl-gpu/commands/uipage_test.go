@@ -177,8 +177,15 @@ func TestPage(t *testing.T) {
 		`"server-0\nH100\n0 of 80Gi\non node b, over the network"`)
 	same("its name", cards+"[12].getAttribute('aria-label')",
 		`"server-0 on node b, over the network, NVIDIA H100; memory 0 of 80Gi held"`)
+	const summary = "document.getElementById('summary').textContent"
+	same("the summary counts it once, and its pool as no node", summary,
+		`"12 GPUs, 7 free, 1 kept, 1 sick, 95.4Gi of 697.2Gi held, on 3 nodes; 1 over the network"`)
+	same("nodes and a pool", "[...document.querySelectorAll('.node')].map((n) => n.getAttribute('aria-label')).join()",
+		`"Node a,Node b,Node c,Pool remote"`)
 	filterBy("node", "b")
 	b.wait(t, cards+".length", "9")
+	same("the summary of a node whose GPU is served", summary,
+		`"8 GPUs, 5 free, 1 kept, 89.4Gi of 637.2Gi held (of 12), on 3 nodes; 1 over the network"`)
 	filterBy("node", "")
 	same("what is not read", "document.getElementById('unread').innerText.includes('read nodes: no answer')", "true")
 	b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{

@@ -39,6 +39,7 @@ function paint(e, text) {
 
 // where is the node of a GPU, or that of its server, or its pool.
 const where = (gpu) => (gpu.server ? `node ${gpu.server}, over the network` : gpu.node || gpu.pool);
+const isNode = (section) => section.gpus.some((g) => g.node); // else a pool
 const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
 const share = (holder) => holder.profile || (holder.vm ? 'vm' : holder.whole ? 'all of it' : size(holder.memory));
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
@@ -152,7 +153,7 @@ function draw(name) {
   let section = sections.get(name);
   if (!section) {
     section = element('section', 'node');
-    section.setAttribute('aria-label', `Node ${name}`);
+    section.setAttribute('aria-label', `${isNode(node) ? 'Node' : 'Pool'} ${name}`);
     sections.set(name, section);
   }
   const hadFocus = focused && section.contains(focused) ? focused.gpu.name : null;
@@ -217,10 +218,14 @@ function sums(gpus, nodeOf) {
 }
 
 function summarize() {
-  const all = [...nodes.values()].flatMap((n) => n.gpus);
-  const shown = all.filter(keeps);
-  const of = shown.length === all.length ? '' : ` (of ${all.length})`;
-  const text = `${sums(shown, (g) => nodes.get(g.node || g.pool))}${of}, on ${nodes.size} nodes`;
+  const sections = [...nodes.values()];
+  const all = sections.flatMap((n) => n.gpus);
+  // A GPU over the network is one of its server's node, which is counted there.
+  const [local, shown] = [all, all.filter(keeps)].map((gpus) => gpus.filter((g) => !g.server));
+  const served = all.filter((g) => g.server && keeps(g)).length;
+  const of = shown.length === local.length ? '' : ` (of ${local.length})`;
+  const text = `${sums(shown, (g) => nodes.get(g.node || g.pool))}${of}, on ${sections.filter(isNode).length} nodes` +
+    `${served ? `; ${served} over the network` : ''}`;
   if ($('summary').textContent !== text) $('summary').textContent = text;
 }
 
