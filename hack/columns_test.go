@@ -70,6 +70,7 @@ func TestLongLines(t *testing.T) {
 		{"letters of several bytes", longInPage, strings.Repeat("é", columns), ""},
 		{"a table", longInPage, "| " + long + "|", ""},
 		{"a fence", longInPage, "```\n" + long + "a\n```\n" + long + "a", "4: 121 columns"},
+		{"code in prose at the beginning of a line", longInPage, "```` ```text ````\n" + long + "a", "2: 121 columns"},
 		{"a link with a long target", longInPage, "[a](" + strings.Repeat("x", 130) + ")", ""},
 		{"a link in long prose", longInPage, long + "[a](x)", "1: 123 columns"},
 	} {
@@ -129,6 +130,9 @@ var directive = regexp.MustCompile(`\s*//nolint:.*`)
 // command is a line that is nothing else than a command.
 var command = regexp.MustCompile("^ *`[^`]+`[.,:;]?$")
 
+// fence begins or ends a block of code. A line with more backticks is text with code in it.
+var fence = regexp.MustCompile("^```+[^`]*$")
+
 var linkTarget = regexp.MustCompile(`\]\([^)]*\)`)
 
 // longInPage are the lines that are too long, for people.
@@ -138,7 +142,7 @@ func longInPage(text []byte) []string {
 	for i, line := range bytes.Split(text, []byte("\n")) {
 		start := bytes.TrimLeft(line, " >")
 		switch {
-		case bytes.HasPrefix(start, []byte("```")):
+		case fence.Match(start):
 			fenced = !fenced
 			continue
 		case fenced, bytes.HasPrefix(start, []byte("|")), command.Match(line):
