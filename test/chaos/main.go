@@ -34,6 +34,8 @@ const (
 	// roundLength is after how long all pods have to go, so that what is left can be seen.
 	roundLength = 3 * time.Minute
 	lookEvery   = time.Second
+	// minEvery is the shortest time between two faults: a plan is made before the first one.
+	minEvery = time.Millisecond
 	// patience is how long the cluster may take to recover with nothing new: longer than any pause of its programs.
 	patience = 10 * time.Minute
 )
@@ -73,6 +75,9 @@ func main() {
 }
 
 func (o options) run(ctx context.Context) error {
+	if o.every < minEvery {
+		return fmt.Errorf("-every %s: want at least %s", o.every, minEvery)
+	}
 	if o.plan {
 		for round, length := range o.rounds() {
 			fmt.Printf("round %d\n%s", round, o.planOf(round, length, planned))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -82,5 +83,16 @@ func TestParseNode(t *testing.T) {
 	}
 	if err := parseNode(&n, part("left")); err == nil || !strings.Contains(err.Error(), "cut off") {
 		t.Errorf("without an end: got error %v", err)
+	}
+}
+
+// TestEvery: without a time between faults, a plan would have no end.
+func TestEvery(t *testing.T) {
+	for every, want := range map[time.Duration]string{0: "-every 0s: want at least 1ms",
+		-time.Second: "-every -1s: want at least 1ms", time.Microsecond: "-every 1µs: want at least 1ms"} {
+		err := options{length: time.Second, every: every, plan: true}.run(t.Context())
+		if got := fmt.Sprint(err); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
