@@ -145,26 +145,32 @@ func (l *lab) place(ctx context.Context, k kind, count int, node func(int) strin
 	}
 	defer func() { events.Stop() }()
 	begin := time.Now()
-	var all, creators errgroup.Group
+	creators, creation := errgroup.WithContext(ctx)
 	creators.SetLimit(atOnce)
-	all.Go(func() error {
+	created := make(chan error, 1)
+	go func() {
 		for i := range count {
 			creators.Go(func() error {
 				var nodes map[string]string
 				if node != nil {
 					nodes = map[string]string{corev1.LabelHostname: node(i)}
 				}
-				_, err := pods.Create(ctx, k.pod(namespace, fmt.Sprintf("pod-%04d", i), nodes), metav1.CreateOptions{})
+				_, err := pods.Create(creation, k.pod(namespace, fmt.Sprintf("pod-%04d", i), nodes),
+					metav1.CreateOptions{})
 				return err
 			})
 		}
-		return creators.Wait()
-	})
+		created <- creators.Wait()
+	}()
 	bound, message := map[string]bool{}, ""
 	for len(bound) < count {
 		select {
 		case <-ctx.Done():
 			return "", 0, context.Cause(ctx)
+		case err := <-created:
+			if err != nil {
+				return "", 0, fmt.Errorf("%s: create pods: %w", k.name, err)
+			}
 		case <-time.After(placeTimeout):
 			return "", 0, fmt.Errorf("%s: %d of %d pods are bound, and none was in %s; the scheduler said last: %s",
 				k.name, len(bound), count, placeTimeout, message)
@@ -191,8 +197,7 @@ func (l *lab) place(ctx context.Context, k kind, count int, node func(int) strin
 			}
 		}
 	}
-	took := time.Since(begin)
-	return namespace, took, all.Wait()
+	return namespace, time.Since(begin), nil
 }
 
 // clear deletes the pods of a namespace, and returns when their claims are gone.
