@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/test/apirequests"
 )
 
 const (
@@ -127,26 +128,9 @@ func (p process) written() (float64, error) {
 
 // claimCalls returns how many calls about single claims the API server has answered that the bench does not make
 // itself: it only creates claims, updates their status, and deletes them together.
-func (b *bench) claimCalls(ctx context.Context) (total float64, err error) {
-	text, err := b.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("read the API server's metrics: %w", err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if !strings.HasPrefix(line, "apiserver_request_total{") || !strings.Contains(line, `resource="resourceclaims"`) {
-			continue
-		}
-		for _, verb := range []string{"GET", "APPLY", "PATCH"} {
-			if strings.Contains(line, `verb="`+verb+`"`) {
-				n, err := sum(line, "apiserver_request_total")
-				if err != nil {
-					return 0, err
-				}
-				total += n
-			}
-		}
-	}
-	return total, nil
+func (b *bench) claimCalls(ctx context.Context) (float64, error) {
+	counts, err := apirequests.Read(ctx, b.client.Discovery().RESTClient())
+	return float64(counts.Of("resourceclaims", "GET", "APPLY", "PATCH")), err
 }
 
 // syncCall matches a system call that waits for a disk, in the output of strace.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/test/apirequests"
 	"github.com/gpudra/gpu-dra-driver/test/chaos/check"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
@@ -59,7 +60,7 @@ func (size fleetSize) measure(ctx context.Context, p programs) (r publishing, er
 		return r, err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	before, err := l.requests(ctx)
+	before, err := apirequests.Read(ctx, l.client.Discovery().RESTClient())
 	if err != nil {
 		return r, err
 	}
@@ -70,13 +71,13 @@ func (size fleetSize) measure(ctx context.Context, p programs) (r publishing, er
 	}
 	r = publishing{Fleet: size.name(), Size: f.Size(), Seconds: time.Since(begin).Seconds()}
 	say("%s: %+v after %.0f s", r.Fleet, r.Size, r.Seconds)
-	after, err := l.requests(ctx)
+	after, err := apirequests.Read(ctx, l.client.Discovery().RESTClient())
 	if err != nil {
 		return r, err
 	}
-	did := after.since(before)
-	r.Nodes, r.Leases = did.writes("nodes", "nodes/status"), did.writes("leases")
-	r.Slices = did.writes("resourceslices")
+	did := after.Since(before)
+	r.Nodes, r.Leases = did.Writes("nodes", "nodes/status"), did.Writes("leases")
+	r.Slices = did.Writes("resourceslices")
 	_, took, err := l.place(ctx, documented[0], 1, nil)
 	if err != nil {
 		return r, err

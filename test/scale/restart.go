@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpudra/gpu-dra-driver/test/apirequests"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
 
@@ -56,7 +57,7 @@ func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err erro
 		return nil, err
 	}
 	r.Idle50, r.Idle99 = at(idle, 0.5), at(idle, 0.99)
-	before, err := l.requests(ctx)
+	before, err := apirequests.Read(ctx, l.client.Discovery().RESTClient())
 	if err != nil {
 		return nil, err
 	}
@@ -87,12 +88,12 @@ func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err erro
 		return nil, err
 	}
 	r.P50, r.P99 = at(during, 0.5), at(during, 0.99)
-	after, err := l.requests(ctx)
+	after, err := apirequests.Read(ctx, l.client.Discovery().RESTClient())
 	if err != nil {
 		return nil, err
 	}
-	did := after.since(before)
-	r.Writes = did.writes("resourceslices", "nodes")
+	did := after.Since(before)
+	r.Writes = did.Writes("resourceslices", "nodes")
 	r.DryRuns = did["POST resourceslices dry run"]
 	_, peak, err := l.memory()
 	r.Peak = peak["API server"]

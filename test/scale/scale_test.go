@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/test/apirequests"
 	"github.com/gpudra/gpu-dra-driver/test/chaos/check"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
@@ -47,8 +48,8 @@ func TestSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	published := l.counted(t)
-	did, size := published.since(before), f.Size()
-	if got := did.writes("resourceslices"); got != size.Slices {
+	did, size := published.Since(before), f.Size()
+	if got := did.Writes("resourceslices"); got != size.Slices {
 		t.Errorf("%d writes publish %d slices: %v", got, size.Slices, did)
 	}
 	if want := 7*smallPartitioned + 2*(smallNodes-smallPartitioned); size.Slices != want {
@@ -90,13 +91,13 @@ func TestSmall(t *testing.T) {
 	for _, problem := range judge(w, kindOf) {
 		t.Error(problem)
 	}
-	did = l.counted(t).since(published)
+	did = l.counted(t).Since(published)
 	t.Logf("requests: %v", did)
 	// A claim is created, gets its finalizer, and is allocated for its pod, in that order.
-	if got := did.writes("resourceclaims", "resourceclaims/status"); got != 3*claims {
+	if got := did.Writes("resourceclaims", "resourceclaims/status"); got != 3*claims {
 		t.Errorf("%d writes of %d claims, want three for each: %v", got, claims, did)
 	}
-	if got := did.writes("resourceslices"); got != 0 {
+	if got := did.Writes("resourceslices"); got != 0 {
 		t.Errorf("%d writes of slices while pods are placed: %v", got, did)
 	}
 }
@@ -136,9 +137,9 @@ func openLab(t *testing.T) *lab {
 	return l
 }
 
-func (l *lab) counted(t *testing.T) requests {
+func (l *lab) counted(t *testing.T) apirequests.Counts {
 	t.Helper()
-	all, err := l.requests(t.Context())
+	all, err := apirequests.Read(t.Context(), l.client.Discovery().RESTClient())
 	if err != nil {
 		t.Fatal(err)
 	}
