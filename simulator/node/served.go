@@ -25,6 +25,15 @@ func (n *Node) ServeMPS(uuid string) (release func()) {
 // served reports whether the MPS daemon of the device runs. It does if nobody has ever called ServeMPS: earlier daemons
 // did not.
 func (n *Node) served(uuid string) bool {
+	// One process looks at a time, or two would see the lock of each other. The directory may be read only.
+	dir, err := os.Open(n.dir)
+	if err != nil {
+		return true
+	}
+	defer dir.Close() // after the other lock
+	if err := flock(dir, unix.LOCK_EX); err != nil {
+		return true
+	}
 	f, err := os.Open(filepath.Join(n.dir, mpsName+uuid))
 	if err != nil {
 		return true
