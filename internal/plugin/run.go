@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
@@ -34,6 +35,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/uevent"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -118,11 +120,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,
 		Reporter: reporter})
 	metrics.Registry.MustRegister(containerUsage, watcher)
-	metadata := &containers.Metadata{Dir: filepath.Join(p.PluginDir, metadataDir)}
+	metadata := &containers.Metadata{Dir: filepath.Join(p.PluginDir, metadataDir), Prepared: func(uid types.UID) bool {
+		rec, err := records.Get(uid)
+		return !errors.Is(err, checkpoint.ErrNotFound) && rec.Phase != checkpoint.Releasing
+	}}
 	defer metadata.Close()
 	preparer := p.preparer(ctx, gpus, reporter, metadata)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
-		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write}
+		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write,
+		RemoveMetadata: metadata.RemoveAll}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -384,6 +385,34 @@ func TestMetadataIsRequired(t *testing.T) {
 	}
 	if got := k.prepare(claim); !strings.Contains(got, "gpu.nvidia.com/metadata=u_r]") {
 		t.Errorf("prepare when there is one again: got %s", got)
+	}
+}
+
+// TestMetadataOfALaterClaim: a claim that is released takes no metadata of a prepared one with the same name.
+func TestMetadataOfALaterClaim(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "later"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "node",
+			Device: "gpu-01-00-0"}}}}
+	k := start(t, claim)
+	k.installed.Store(true)
+	k.eventually("prepare", func() error {
+		if got := k.prepare(claim); !strings.Contains(got, "gpu.nvidia.com/metadata=later_r]") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	for _, row := range []struct {
+		release string
+		want    error
+	}{{"earlier", nil}, {"later", fs.ErrNotExist}, {"later", fs.ErrNotExist}} {
+		if err := k.unprepare(row.release); err != nil {
+			t.Errorf("%s is released: %v", row.release, err)
+		}
+		_, err := os.Stat(filepath.Join(k.dir, metadataDir, "ns_c/r/metadata.json"))
+		if !errors.Is(err, row.want) {
+			t.Errorf("%s is released: got error %v of the metadata, want %v", row.release, err, row.want)
+		}
 	}
 }
 

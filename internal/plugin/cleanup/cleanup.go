@@ -157,22 +157,10 @@ func (c *Cleaner) findForgotten(ctx context.Context, records []checkpoint.Prepar
 		if known && time.Since(since) >= 2*c.Period {
 			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID",
 				uid)
-			found = append(found, withoutName(rec.Claim, records))
+			found = append(found, rec.Claim)
 		}
 	}
 	return found, errors.Join(errs...)
-}
-
-// withoutName returns the claim to release. It has no name if a later claim has the same one: kubeletplugin's metadata
-// of that name are the later claim's.
-func withoutName(claim sharing.Claim, records []checkpoint.PreparedClaim) sharing.Claim {
-	if slices.ContainsFunc(records, func(rec checkpoint.PreparedClaim) bool {
-		other := rec.Claim
-		return other.UID != claim.UID && other.Namespace == claim.Namespace && other.Name == claim.Name
-	}) {
-		return sharing.Claim{UID: claim.UID}
-	}
-	return claim
 }
 
 // isGone reports whether the API has no such claim, a claim with another UID, or one without the recorded devices.

@@ -152,7 +152,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// kubeletplugin keeps metadata by namespace and name, and removes them when a claim of that name is released.
+// By its name, the containers of a claim are found before it is released, also when a later claim has that name.
 func TestCleanupWithALaterClaimOfTheSameName(t *testing.T) {
 	later := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "later"}}
 	later.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
@@ -171,8 +171,8 @@ func TestCleanupWithALaterClaimOfTheSameName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := []sharing.Claim{{UID: "u"}}; !slices.Equal(released.claims, want) {
-		t.Errorf("released %v, want %v: the metadata of that name are those of the later claim", released.claims, want)
+	if want := []sharing.Claim{{Namespace: "ns", Name: "a", UID: "u"}}; !slices.Equal(released.claims, want) {
+		t.Errorf("released %v, want %v", released.claims, want)
 	}
 }
 

@@ -23,6 +23,8 @@ import (
 // end.
 type Metadata struct {
 	Dir string // where kubeletplugin keeps the metadata of claims
+	// Prepared reports whether a claim is prepared. RemoveAll needs it.
+	Prepared func(types.UID) bool
 
 	mu     sync.Mutex
 	claims map[types.UID][]mountable
@@ -109,11 +111,9 @@ var localFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix
 
 // wrote notes which file of a claim was written; nil: it may not be the first one.
 func (m *Metadata) wrote(data []byte, name string, first *mountable) {
-	_, rest, _ := bytes.Cut(data, []byte(`"uid": "`)) // as kubeletplugin writes it, before all attributes
-	uid, _, _ := bytes.Cut(rest, []byte(`"`))
-	claim := types.UID(uid)
+	claim := claimIn(data)
 	if claim == "" {
-		return // kubeletplugin writes it in another way: nothing is known of any claim
+		return // nothing is known of any claim
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,6 +126,26 @@ func (m *Metadata) wrote(data []byte, name string, first *mountable) {
 	default:
 		m.note(claim, append(files, *first))
 	}
+}
+
+// claimIn returns the UID of the claim whose metadata this is; empty: kubeletplugin writes it in another way.
+func claimIn(data []byte) types.UID {
+	_, rest, _ := bytes.Cut(data, []byte(`"uid": "`)) // as kubeletplugin writes it, before all attributes
+	uid, _, _ := bytes.Cut(rest, []byte(`"`))
+	return types.UID(uid)
+}
+
+// RemoveAll removes the directory of a claim that was released, unless a file in it is that of a prepared claim: of a
+// later one with the same name, which is all that kubeletplugin knows a directory by.
+func (m *Metadata) RemoveAll(dir string) error {
+	requests, _ := os.ReadDir(dir)
+	for _, request := range requests {
+		data, err := os.ReadFile(filepath.Join(dir, request.Name(), "metadata.json"))
+		if claim := claimIn(data); err == nil && claim != "" && m.Prepared(claim) {
+			return nil
+		}
+	}
+	return os.RemoveAll(dir)
 }
 
 // note sets what is known of the files of a claim; none: containers may have files that are not known.

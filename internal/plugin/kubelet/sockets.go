@@ -85,7 +85,7 @@ func (s Sockets) options(server *Server) []kubeletplugin.Option {
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: metadata.write,
-			MkdirAll: metadata.mkdirAll}),
+			MkdirAll: metadata.mkdirAll, RemoveAll: server.RemoveMetadata}),
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
 		kubeletplugin.GRPCInterceptor(server.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
