@@ -28,6 +28,10 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// maxSessionList is the size limit of a SessionList, in bytes: for thousands of claims.
 	maxSessionList = 1 << 20
+	// probePeriod is the least time between two probes of the engine, which may start a process for each.
+	probePeriod = 5 * time.Second
+	// probeTimeout is how long the engine may take to answer. The controller waits 3 s.
+	probeTimeout = 2 * time.Second
 )
 
 // Server relays the connections of admitted sessions to the engine.
@@ -38,11 +42,13 @@ type Server struct {
 	Certificates string
 	// Dial connects to the engine.
 	Dial func() (net.Conn, error)
-	Log  *slog.Logger
+	// Probe asks the engine for an answer: see remote.Engine.
+	Probe func(net.Conn) error
+	Log   *slog.Logger
 
 	mu       sync.Mutex
 	sessions map[types.UID]map[net.Conn]bool // by claim; the admitted ones
-	answered bool                            // by the engine
+	answered time.Time                       // by the engine
 }
 
 // Serve takes connections until ctx ends. Those that are open then stay open.
@@ -174,22 +180,29 @@ func (s *Server) admit(claims []types.UID) {
 	s.sessions = sessions
 }
 
-// probe returns an error until the engine has accepted a connection. When the engine ends, so does this program.
+// probe returns an error if the engine does not answer. When the engine ends, so does this program.
 func (s *Server) probe() error {
 	s.mu.Lock()
-	answered := s.answered
+	recently := time.Since(s.answered) < probePeriod
 	s.mu.Unlock()
-	if answered {
+	if recently {
 		return nil
 	}
 	conn, err := s.Dial()
 	if err != nil {
 		return err
 	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(probeTimeout)); err != nil {
+		return err
+	}
+	if err := s.Probe(conn); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answered = true
-	return conn.Close()
+	s.answered = time.Now()
+	return nil
 }
 
 // listener gives an HTTP server connections that another has accepted.
