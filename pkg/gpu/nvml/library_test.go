@@ -140,11 +140,6 @@ func TestSessionBetweenLooks(t *testing.T) {
 			}
 			look, err := n.Discover(t.Context())
 			must(t, err)
-			_, err = kit.Access(t.Context(), look.Devices[0])
-			must(t, err)
-			if got := l.sessions.Load(); got != row.open {
-				t.Errorf("a known answer: got %d sessions, want %d", got, row.open)
-			}
 			for _, d := range look.Devices {
 				must(t, m.Unplug(string(d.UUID)))
 			}

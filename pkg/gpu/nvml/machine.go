@@ -79,5 +79,13 @@ func (m *Machine) Query(ctx context.Context, about gpu.UUID,
 	return call(ctx, m, about, func(s *session) (gpu.Access, error) { return find(s.lib) })
 }
 
-// Hangs reports whether an abandoned call for the GPU has not returned yet.
-func (m *Machine) Hangs(id gpu.UUID) bool { return m.calls.hangs(id) }
+// Minor returns the minor number that a whole GPU has now.
+func (m *Machine) Minor(ctx context.Context, d gpu.Device) (int, error) {
+	return call(ctx, m, d.UUID, func(s *session) (int, error) {
+		handle, err := s.handle(d.UUID)
+		if err != nil {
+			return 0, err
+		}
+		return s.minor(handle, d)
+	})
+}

@@ -31,26 +31,18 @@ func (t *Toolkit) partition(ctx context.Context, d gpu.Device) (gpu.Access, erro
 	if err != nil {
 		return gpu.Access{}, err
 	}
-	d.Minor = minor // it may have changed with the MIG mode, since the last discovery
-	return t.NVML.Query(ctx, d.Physical(), func(lib nvmllib.Interface) (gpu.Access, error) {
-		return t.instance(lib, d, instance)
-	})
-}
-
-// instance is partition for the instances of the partition d, whose minor number is that of its GPU now.
-func (t *Toolkit) instance(lib nvmllib.Interface, d gpu.Device, of gpu.Instance) (gpu.Access, error) {
-	whole, err := t.device(lib, gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
+	whole, err := t.whole(ctx, gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: minor})
 	if err != nil {
 		return gpu.Access{}, err
 	}
 	var access gpu.Access
 	for _, node := range whole.Nodes { // no others, because partitions have no graphics
-		if node.Path == driverroot.DeviceNode(d.Minor) {
+		if node.Path == driverroot.DeviceNode(minor) {
 			access.Nodes = append(access.Nodes, node)
 		}
 	}
-	gi := fmt.Sprintf("gpu%d/gi%d", d.Minor, of.GPU)
-	nodes, err := t.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, of.Compute))
+	gi := fmt.Sprintf("gpu%d/gi%d", minor, instance.GPU)
+	nodes, err := t.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, instance.Compute))
 	access.Nodes = append(access.Nodes, nodes...)
 	if makeErr := t.makeCapabilities(nodes); makeErr != nil {
 		klog.ErrorS(makeErr, "Pods with hostUsers: false cannot use the partition", "device", d.Name)

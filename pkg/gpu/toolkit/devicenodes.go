@@ -26,14 +26,15 @@ var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 const controlMinor = 255
 
 // withNodes returns the answer of find with the device nodes. Missing ones are created, and find is called again: a
-// host has some of them only after NVIDIA's own programs have run.
-func (t *Toolkit) withNodes(paths []string, find func() (gpu.Access, error)) (gpu.Access, error) {
+// host has some of them only after NVIDIA's own programs have run. find records its inputs.
+func (t *Toolkit) withNodes(paths []string, in inputs, find func() (gpu.Access, error)) (gpu.Access, error) {
 	access, err := find()
 	if err != nil || len(missing(access, paths)) == 0 {
 		return access, err
 	}
 	makeErr := t.makeNodes(missing(access, paths))
 	if makeErr == nil {
+		clear(in)
 		if access, err = find(); err != nil {
 			return gpu.Access{}, err
 		}

@@ -7,6 +7,7 @@ package toolkit
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -27,8 +28,9 @@ type NVML interface {
 	Query(ctx context.Context, about gpu.UUID, find func(nvmllib.Interface) (gpu.Access, error)) (gpu.Access, error)
 	// Instance returns the instances of a partition, and the minor number of its GPU.
 	Instance(ctx context.Context, d gpu.Device) (gpu.Instance, int, error)
-	// Hangs reports whether an earlier call for the GPU has not returned.
-	Hangs(id gpu.UUID) bool
+	// Minor returns the minor number of a whole GPU's device node. An error says that the GPU is gone or does not
+	// answer.
+	Minor(ctx context.Context, d gpu.Device) (int, error)
 }
 
 // Toolkit finds what containers need. It is safe for concurrent use.
@@ -47,7 +49,9 @@ type Toolkit struct {
 
 // DriverAccess returns what a container needs to use any GPU: control device nodes, libraries, programs and hooks.
 func (t *Toolkit) DriverAccess(ctx context.Context) (gpu.Access, error) {
-	return t.answers.get(subject{}, t.Driver, func() (gpu.Access, error) { return t.NVML.Query(ctx, "", t.driver) })
+	return t.answers.get(subject{module: t.moduleVersion()}, func(in inputs) (gpu.Access, error) {
+		return t.NVML.Query(ctx, "", func(lib nvmllib.Interface) (gpu.Access, error) { return t.driver(lib, in) })
+	})
 }
 
 // Access returns what a container needs to use this device, besides DriverAccess. For the monitor device that is what
@@ -59,22 +63,40 @@ func (t *Toolkit) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) 
 	case gpu.TypeMonitor:
 		return t.NVML.Query(ctx, "", t.monitor)
 	}
-	find := func() (gpu.Access, error) {
-		return t.NVML.Query(ctx, d.UUID, func(lib nvmllib.Interface) (gpu.Access, error) { return t.device(lib, d) })
+	minor, err := t.NVML.Minor(ctx, d)
+	if err != nil {
+		return gpu.Access{}, fmt.Errorf("find the device node of %s (%s): %w", d.Name, d.UUID, err)
 	}
-	if t.NVML.Hangs(d.UUID) {
-		return find()
-	}
-	return t.answers.get(subject{d.UUID, d.Minor}, t.Driver, find)
+	d.Minor = minor // it may have changed since the last discovery
+	return t.whole(ctx, d)
 }
 
-func (t *Toolkit) driver(lib nvmllib.Interface) (gpu.Access, error) {
-	return t.withNodes(controlNodes, func() (gpu.Access, error) { return t.askDriver(lib) })
+// whole returns what a container needs to use a whole GPU, whose minor number is the current one.
+func (t *Toolkit) whole(ctx context.Context, d gpu.Device) (gpu.Access, error) {
+	return t.answers.get(subject{gpu: d.UUID, minor: d.Minor}, func(in inputs) (gpu.Access, error) {
+		return t.NVML.Query(ctx, d.UUID, func(lib nvmllib.Interface) (gpu.Access, error) {
+			return t.device(lib, d, in)
+		})
+	})
+}
+
+// moduleVersion is what the driver's kernel module says of itself; empty: it is not loaded.
+func (t *Toolkit) moduleVersion() string {
+	text, err := os.ReadFile(filepath.Join(t.Proc, "driver/nvidia/version"))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+func (t *Toolkit) driver(lib nvmllib.Interface, in inputs) (gpu.Access, error) {
+	return t.withNodes(controlNodes, in, func() (gpu.Access, error) { return t.askDriver(lib, in) })
 }
 
 // askDriver returns what NVIDIA's toolkit finds for every GPU.
-func (t *Toolkit) askDriver(lib nvmllib.Interface) (gpu.Access, error) {
-	cdi, err := t.newCDI(lib)
+func (t *Toolkit) askDriver(lib nvmllib.Interface, in inputs) (gpu.Access, error) {
+	in.libraries(t.Driver)
+	cdi, err := t.newCDI(lib, in)
 	if err != nil {
 		return gpu.Access{}, err
 	}
@@ -99,15 +121,15 @@ func (t *Toolkit) mountSMI(edits *specs.ContainerEdits) {
 	}
 }
 
-func (t *Toolkit) device(lib nvmllib.Interface, d gpu.Device) (gpu.Access, error) {
-	return t.withNodes([]string{driverroot.DeviceNode(d.Minor)}, func() (gpu.Access, error) {
-		return t.askDevice(lib, d)
+func (t *Toolkit) device(lib nvmllib.Interface, d gpu.Device, in inputs) (gpu.Access, error) {
+	return t.withNodes([]string{driverroot.DeviceNode(d.Minor)}, in, func() (gpu.Access, error) {
+		return t.askDevice(lib, d, in)
 	})
 }
 
 // askDevice returns what NVIDIA's toolkit finds for the GPU.
-func (t *Toolkit) askDevice(lib nvmllib.Interface, d gpu.Device) (gpu.Access, error) {
-	cdi, err := t.newCDI(lib)
+func (t *Toolkit) askDevice(lib nvmllib.Interface, d gpu.Device, in inputs) (gpu.Access, error) {
+	cdi, err := t.newCDI(lib, in)
 	if err != nil {
 		return gpu.Access{}, err
 	}
@@ -122,11 +144,12 @@ func (t *Toolkit) askDevice(lib nvmllib.Interface, d gpu.Device) (gpu.Access, er
 }
 
 // newCDI returns a new instance of NVIDIA's toolkit for every query, because it caches, and answers controls caching.
-func (t *Toolkit) newCDI(lib nvmllib.Interface) (nvcdi.Interface, error) {
+func (t *Toolkit) newCDI(lib nvmllib.Interface, in inputs) (nvcdi.Interface, error) {
+	in.devices(t.Driver)
 	dev, _ := t.Driver.Dev()
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
-		nvcdi.WithLogger(toolkitLog{}),
+		nvcdi.WithLogger(searchLog{toolkitLog{}, in, map[string]bool{}}),
 		nvcdi.WithNvmlLib(lib),
 		nvcdi.WithDriverRoot(t.Driver.Here),
 		nvcdi.WithDevRoot(dev),
