@@ -20,6 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // counted counts the questions to NVIDIA's toolkit.
@@ -53,6 +54,14 @@ func add(path ...string) func(*simulator.Node) error {
 	return func(m *simulator.Node) error {
 		file := filepath.Join(append([]string{m.DriverRoot()}, path...)...)
 		return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o755))
+	}
+}
+
+// replace renames a new file to one below root.
+func replace(path string) func(*simulator.Node) error {
+	return func(m *simulator.Node) error {
+		file := filepath.Join(m.DriverRoot(), path)
+		return errors.Join(os.WriteFile(file+".new", nil, 0o755), os.Rename(file+".new", file))
 	}
 }
 
@@ -102,15 +111,12 @@ func TestAnswersFollowTheDriver(t *testing.T) {
 				os.Chtimes(m.DriverRoot(), longAgo, longAgo))
 		}, "libother.so.580.95.05", 1},
 		{"a library is added", add(libraryDir, "libnew.so.580.95.05"), "libnew.so.580.95.05", 1},
-		{"a library is replaced by another file", func(m *simulator.Node) error {
-			file := filepath.Join(m.DriverRoot(), libraryDir, "libcuda.so.580.95.05")
-			return errors.Join(os.WriteFile(file+".new", nil, 0o755), os.Rename(file+".new", file))
-		}, "", 1},
+		{"a library is replaced by another file", replace(libraryDir + "/libcuda.so.580.95.05"), "", 1},
 		{"a library is written in place: its path is the same", add(libraryDir, "libcuda.so.580.95.05"), "", 0},
 		{"a library of vdpau is added", add(libraryDir, "vdpau/libvdpau_nvidia.so.580.95.05"),
 			"vdpau/libvdpau_nvidia.so.580.95.05", 1},
 		{"a module of X.Org is added", add(libraryDir, "nvidia/xorg/nvidia_drv.so"), "xorg/nvidia_drv.so", 1},
-		{"ldconfig runs", add("etc/ld.so.cache"), "", 1},
+		{"ldconfig runs", replace("etc/ld.so.cache"), "", 1},
 		{"firmware is added", add("lib/firmware/nvidia/580.95.05/gsp_tu10x.bin"), "580.95.05/gsp_tu10x.bin", 1},
 		{"Vulkan's file is added", add("usr/share/vulkan/icd.d/nvidia_icd.json"), "icd.d/nvidia_icd.json", 1},
 		{"EGL's file is added", add("usr/share/glvnd/egl_vendor.d/10_nvidia.json"), "10_nvidia.json", 1},
@@ -148,6 +154,10 @@ func TestAnswersFollowTheDriver(t *testing.T) {
 				}
 				return describe(common)
 			}
+			for _, name := range []string{"etc/ld.so.cache", "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+				"usr/share/vulkan/icd.d/other.json", "dev/dri/by-path/other", libraryDir + "/vdpau/other"} {
+				must(t, add(name)(m))
+			}
 			age(t, m.DriverRoot())
 			first := all()
 			if second := all(); second != first || count.asked != 2 {
@@ -183,6 +193,29 @@ func TestAnswersWaitForTheClock(t *testing.T) {
 	must(t, err)
 	if !strings.Contains(describe(access), "libnew.so") {
 		t.Error("a library that came in the same tick is not seen")
+	}
+}
+
+// A driver root that gets device nodes of its own: they count then, and no longer those of the host.
+func TestAnswersFollowDev(t *testing.T) {
+	m, gpus, kit := machine(t, "t4-x2")
+	look, err := gpus.Discover(t.Context())
+	must(t, err)
+	host := tmpfs.Dir(t)
+	kit.Driver.HostDev = host
+	must(t, os.Rename(filepath.Join(m.DriverRoot(), "dev"), filepath.Join(host, "dev")))
+	must(t, os.MkdirAll(filepath.Join(m.DriverRoot(), "dev/dri"), 0o755))
+	age(t, host)
+	age(t, m.DriverRoot())
+	want := "/dev/nvidia1"
+	for range 2 {
+		access, err := kit.Access(t.Context(), look.Devices[1])
+		must(t, err)
+		if got := access.Nodes[0].HostPath; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		must(t, errors.Join(mknod("dev/nvidiactl", 255)(m), mknod("dev/nvidia1", 1)(m)))
+		want = "/host/dev/nvidia1"
 	}
 }
 
