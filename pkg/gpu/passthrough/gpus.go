@@ -17,6 +17,7 @@ import (
 
 const (
 	vendorNVIDIA = "10de"
+	numberNVIDIA = 0x10de
 
 	classDisplay     = 0x03 // with or without a display
 	classBridge      = 0x06
@@ -63,15 +64,13 @@ func (b Bus) GPUs() ([]GPU, error) {
 // Drivers returns the drivers of the NVIDIA GPUs of the bus, "" for none; nil: the bus cannot be read. It reads less
 // than GPUs.
 func (b Bus) Drivers() map[gpu.PCIAddress]string {
-	entries, err := os.ReadDir(filepath.Join(b.Sysfs, "bus/pci/devices"))
+	displays, err := b.displays()
 	if err != nil {
 		return nil
 	}
 	all := map[gpu.PCIAddress]string{}
-	for _, e := range entries {
-		at, err := gpu.ParsePCIAddress(e.Name())
-		if err == nil && fmt.Sprintf("%04x", b.number(at, "vendor")) == vendorNVIDIA &&
-			b.number(at, "class")>>16 == classDisplay && !exists(b.function(at, "physfn")) {
+	for _, at := range displays {
+		if !exists(b.function(at, "physfn")) {
 			all[at] = b.DriverOf(at)
 		}
 	}

@@ -27,6 +27,8 @@ type Bus struct {
 	Dev   string // where the device nodes of the machine are: "/dev"
 	// Write writes the text into an existing file of sysfs; nil: into the real one. The error has the kernel's errno.
 	Write func(file, text string) error
+	// Others is what Drivers need not read again; nil: it reads everything.
+	Others *Others
 
 	isGPU func(Function) bool // nil: NVIDIA's display controllers
 }
