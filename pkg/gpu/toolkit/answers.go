@@ -42,9 +42,9 @@ func (a *answers) get(id subject, find func(inputs) (gpu.Access, error)) (gpu.Ac
 	if ok && time.Since(known.since) < maxAge && known.inputs.unchanged() {
 		return known.access.Clone(), nil
 	}
-	now, at := inputs{}, time.Now()
+	now, start := inputs{}, time.Now()
 	access, err := find(now)
-	if err != nil || !now.settled(time.Now()) {
+	if err != nil || !now.settled(start, time.Now()) {
 		return access, err
 	}
 	a.mu.Lock()
@@ -53,6 +53,6 @@ func (a *answers) get(id subject, find func(inputs) (gpu.Access, error)) (gpu.Ac
 		a.found = map[subject]answer{}
 	}
 	maps.DeleteFunc(a.found, func(other subject, _ answer) bool { return other.gpu == id.gpu })
-	a.found[id] = answer{access.Clone(), now, at}
+	a.found[id] = answer{access.Clone(), now, start}
 	return access, nil
 }

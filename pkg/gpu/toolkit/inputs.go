@@ -72,14 +72,16 @@ func (in inputs) unchanged() bool {
 // tick is more than the resolution of the times of file systems. A directory can change twice in it and look the same.
 const tick = 2 * time.Second
 
-// settled reports whether every later change will show: something is known, and nothing has changed just now.
-func (in inputs) settled(now time.Time) bool {
+// settled reports whether every change after the inputs were recorded, which was from start to end, will show. Times in
+// the future come from a wrong clock and not from a change.
+func (in inputs) settled(start, end time.Time) bool {
 	for _, s := range in {
-		if now.Sub(time.Unix(s.modified.Unix())).Abs() < tick {
+		modified := time.Unix(s.modified.Unix())
+		if modified.After(start.Add(-tick)) && modified.Before(end.Add(tick)) {
 			return false
 		}
 	}
-	return len(in) > 0
+	return true
 }
 
 // devices records what Root.Dev and NVIDIA's toolkit look at for device nodes, besides the nodes that it finds.
