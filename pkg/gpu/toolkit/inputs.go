@@ -29,7 +29,7 @@ func stateOf(path string) state {
 	if unix.Stat(path, &st) != nil {
 		return state{}
 	}
-	now := state{dev: uint64(st.Dev), inode: st.Ino, number: uint64(st.Rdev), mode: st.Mode}
+	now := state{dev: st.Dev, inode: st.Ino, number: st.Rdev, mode: st.Mode}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		now.modified = st.Mtim
 	}
