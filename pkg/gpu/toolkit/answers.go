@@ -47,6 +47,7 @@ func (a *answers) get(id subject, find func(inputs) (gpu.Access, error)) (gpu.Ac
 	if err != nil || !now.settled(start, time.Now()) {
 		return access, err
 	}
+	now.compact()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.found == nil {

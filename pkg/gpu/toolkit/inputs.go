@@ -3,6 +3,7 @@
 package toolkit
 
 import (
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -39,19 +40,23 @@ func stateOf(path string) state {
 // add records the state of the path, or of the first directory above it that does not exist. The first state counts,
 // because find may have read what was there then.
 func (in inputs) add(path string) {
-	if _, known := in[path]; known {
-		return
+	for p := path; p != filepath.Dir(p); p = filepath.Dir(p) {
+		if then, known := in[p]; known && (p == path || then == (state{})) {
+			return
+		}
 	}
 	now := stateOf(path)
 	for parent := filepath.Dir(path); now == (state{}) && parent != path && stateOf(parent) == now; {
 		path, parent = parent, filepath.Dir(parent)
 	}
-	if now == (state{}) && in.tells(path) {
-		return
-	}
 	if _, known := in[path]; !known {
 		in[path] = now
 	}
+}
+
+// compact removes what recorded directories tell anyway.
+func (in inputs) compact() {
+	maps.DeleteFunc(in, func(path string, s state) bool { return s == (state{}) && in.tells(path) })
 }
 
 // tells reports whether the recorded directory of the file changes when the file is added, removed or replaced.
