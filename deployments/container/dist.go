@@ -34,6 +34,13 @@ func dist(ctx context.Context, o options) error {
 	if o.registry != "" && o.registry != o.release {
 		return fmt.Errorf("push to %s: the chart of this release names %s", o.registry, o.release)
 	}
+	bins, platforms, systems := map[platform]string{}, released, pluginPlatforms
+	if o.only != "" {
+		if !slices.Contains(released, platform(o.only)) {
+			return fmt.Errorf("-only %s: must be one of %v", o.only, released)
+		}
+		platforms, systems = []platform{platform(o.only)}, []string{"linux/" + o.only}
+	}
 	s, err := readSource(ctx)
 	if err != nil {
 		return err
@@ -45,14 +52,13 @@ func dist(ctx context.Context, o options) error {
 	if s.notes, err = notes(changes, o.version); err != nil {
 		return err
 	}
-	bins := map[platform]string{}
-	for _, p := range released {
+	for _, p := range platforms {
 		bins[p] = filepath.Join(o.output, "release", string(p))
 		if err := buildPrograms(ctx, p, bins[p]); err != nil {
 			return err
 		}
 	}
-	plugins, err := buildPlugins(ctx, filepath.Join(o.output, "release", pluginName))
+	plugins, err := buildPlugins(ctx, systems, filepath.Join(o.output, "release", pluginName))
 	if err != nil {
 		return err
 	}

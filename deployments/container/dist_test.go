@@ -284,6 +284,8 @@ func TestReleaseRefuses(t *testing.T) {
 		{"a version that no chart can have", options{version: "0.2", release: "r.example.com"}, `got "0.2"`},
 		{"the version of a state before a release", options{version: "v0.2.0-dev", release: "r.example.com"},
 			"before the release v0.2.0"},
+		{"another processor", options{version: "v0.2.0", release: "r.example.com", only: "arm"},
+			"-only arm: must be one of [amd64 arm64]"},
 		{"another registry", options{version: "v0.2.0", release: "r.example.com", registry: "s.example.com"},
 			"the chart of this release names r.example.com"},
 	} {

@@ -19,14 +19,14 @@ const pluginName = "kubectl-gpu"
 // uses do not compile for Windows.
 var pluginPlatforms = []string{"darwin/amd64", "darwin/arm64", "linux/amd64", "linux/arm64"}
 
-// buildPlugins compiles the plugin of kubectl below the directory, and returns the program for each platform.
-func buildPlugins(ctx context.Context, dir string) (map[string]string, error) {
+// buildPlugins compiles the plugin of kubectl for the platforms below the directory, and returns the programs.
+func buildPlugins(ctx context.Context, platforms []string, dir string) (map[string]string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
 	programs := map[string]string{}
-	for _, p := range pluginPlatforms {
+	for _, p := range platforms {
 		system, processor, _ := strings.Cut(p, "/")
 		fmt.Println("build", p, pluginName)
 		out := filepath.Join(dir, system+"-"+processor)

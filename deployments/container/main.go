@@ -24,6 +24,7 @@ const development = "-dev"
 // options are the command line.
 type options struct {
 	output, version, registry, rootfs, release string
+	only                                       string // processor of a release; empty: all
 }
 
 func main() {
@@ -37,6 +38,7 @@ func main() {
 		"this directory; the Dockerfile does that")
 	flag.StringVar(&o.release, "release", "", "make no archive, but a release for amd64 and arm64, in the directory "+
 		"dist, whose images and chart are for this prefix; -push with the same prefix also pushes them")
+	flag.StringVar(&o.only, "only", "", "make a release for this processor only, such as "+string(native)+", for tests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, o)
