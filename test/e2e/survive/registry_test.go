@@ -15,13 +15,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sys/unix"
 )
@@ -29,31 +26,24 @@ import (
 // registryAddress is on the loopback interface of a node, where containerd needs no TLS.
 const registryAddress = "127.0.0.1:5000"
 
-// registry serves the driver's image to the nodes of the cluster, as an index like that of a release. It returns the
-// repository and the digest of the index.
-func (s *suite) registry(t *testing.T) (repository, digest string) {
+// serve serves the driver's image to the nodes of the cluster. It returns the repository and the digest of the index.
+func (s *suite) serve(t *testing.T, image v1.ImageIndex) (repository, digest string) {
 	t.Helper()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	// With another image ID than the image that the nodes have. If the kubelet has pulled an image itself, it does not
-	// trust its other names any more, although they were imported, and pulls them, too.
-	image, err := mutate.CreatedAt(s.driverImage(t), v1.Time{Time: time.Now()})
-	must(t, err)
-	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image,
-		Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
 	here := httptest.NewServer(handler)
 	defer here.Close()
-	const path = "/team/gpu-dra-driver"
-	tag, err := name.NewTag(strings.TrimPrefix(here.URL, "http://") + path)
+	tag, err := name.NewTag(strings.TrimPrefix(here.URL, "http://") + strings.TrimPrefix(releaseRegistry,
+		registryAddress) + "/gpu-dra-driver")
 	must(t, err)
-	must(t, remote.WriteIndex(tag, index))
-	hash, err := index.Digest()
+	must(t, remote.WriteIndex(tag, image))
+	hash, err := image.Digest()
 	must(t, err)
 	for i := range s.profiles {
 		listener := s.node(nodeName(i)).listen(t, registryAddress)
 		t.Cleanup(func() { _ = listener.Close() })
 		go func() { _ = http.Serve(listener, handler) }()
 	}
-	return registryAddress + path, hash.String()
+	return releaseRegistry + "/gpu-dra-driver", hash.String()
 }
 
 // listen listens in the network namespace of the node.

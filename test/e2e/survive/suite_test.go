@@ -109,9 +109,9 @@ func TestNodes(t *testing.T) {
 func TestInstallation(t *testing.T) {
 	t.Parallel()
 	s := start(t, "installation", []string{"l40s-x4", "l40s-x4", "dgx-h100"})
-	s.install(t)
+	old := s.installRelease(t)
+	t.Run("an upgrade has no gap", func(t *testing.T) { s.testUpgrade(t, old) })
 	t.Run("the plugin is updated while a GPU hangs", s.node("node-3").testUpdateWhileGPUHangs)
-	t.Run("an upgrade has no gap", s.testUpgrade)
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
 	t.Run("a pod that survives the driver ends when the driver is back", s.testUninstalledEarly)
 	t.Run("claims are created while the controller hangs", s.testControllerHangs)
@@ -188,6 +188,12 @@ func (s *suite) install(t *testing.T, settings ...string) {
 
 // upgrade is install with arguments for helm.
 func (s *suite) upgrade(t *testing.T, more ...string) {
+	t.Helper()
+	s.upgradeTo(t, chart, more...)
+}
+
+// upgradeTo is upgrade with any chart.
+func (s *suite) upgradeTo(t *testing.T, chart string, more ...string) {
 	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release,
 		"--create-namespace",
