@@ -12,6 +12,9 @@ SHARED = -trimpath -gcflags=all=-dwarf=false -tags=netgo,osusergo
 # The cluster's program, which also builds what a cluster consists of, and the program behind many of the targets.
 CLUSTER = CGO_ENABLED=0 $(GO) build -C test/cluster $(SHARED) -o $(CURDIR)/_output/bin/cluster . && _output/bin/cluster
 DEV = CGO_ENABLED=0 $(GO) build $(SHARED) -o _output/bin/dev ./hack/dev && _output/bin/dev
+# The Go of releases, which the installed one downloads. Nothing else is built with it: another version compiles again
+# what the tests and the test cluster share. RELEASE_GO=local on the command line is the installed one.
+RELEASE_GO = go1.26.10
 # Directory with the kubectl and helm that test/cluster builds and caches.
 TOOLS = $(shell $(CLUSTER) tools)
 
@@ -203,9 +206,9 @@ fuzz: ## fuzz each target for FUZZ_TIME, by default 60s; FUZZ=pattern selects so
 	@./hack/prerequisites.sh
 	@GO="$(GO)" ./hack/fuzz.sh "$(or $(FUZZ_TIME),60s)" "$(FUZZ)"
 
-vulncheck: ## compare the programs with Go's database of vulnerabilities; VULNDB=URL of a copy of it
+vulncheck: ## compare the programs with Go's database of vulnerabilities, as releases are built; VULNDB=URL of a copy of it
 	@./hack/prerequisites.sh
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(if $(VULNDB),-db "$(VULNDB)") ./cmd/... ./kubectl-gpu
+	GOTOOLCHAIN=$(RELEASE_GO) $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(if $(VULNDB),-db "$(VULNDB)") ./cmd/... ./kubectl-gpu
 
 conformance: ## test what Kubernetes expects of any DRA driver, with this one, on a cluster of its own: three minutes (needs root)
 	@./hack/prerequisites.sh root
@@ -230,7 +233,7 @@ image: ## build both images as one OCI archive, _output/images.tar, without Dock
 
 dist: ## build a release into _output/dist, REGISTRY=registry/path: images for amd64 and arm64, chart, kubectl-gpu, notes, SBOM; VERSION=v0.2.0, else that of the file VERSION without -dev; PUSH=1 pushes it
 	@./hack/prerequisites.sh dist
-	@$(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
+	@GOTOOLCHAIN=$(RELEASE_GO) $(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
 
 lint: ## go vet, helm lint, and golangci-lint on every Go module
 	@./hack/prerequisites.sh

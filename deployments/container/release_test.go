@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,6 +82,12 @@ func TestDist(t *testing.T) {
 			}
 		}
 	}
+	compiler := regexp.MustCompile(`(?m)^RELEASE_GO = (go1\.\S+)$`).FindStringSubmatch(string(read(t, "../../Makefile")))
+	for _, module := range slices.Sorted(maps.Keys(modules)) {
+		if got, ok := strings.CutPrefix(module, "stdlib@"); ok && "go"+got != compiler[1] {
+			t.Errorf("got a program that is built with go%s, want %s", got, compiler[1])
+		}
+	}
 	list := string(read(t, filepath.Join(first, "gpu-dra-driver-"+version+".spdx.json")))
 	for _, module := range slices.Sorted(maps.Keys(modules)) {
 		if !strings.Contains(list, `"pkg:golang/`+module+`"`) {
@@ -94,8 +101,8 @@ func TestDist(t *testing.T) {
 	commit := strings.TrimSpace(output(t, clones[0], "git", "rev-parse", "HEAD"))
 	got := s.Predicate.BuildDefinition
 	if got.ResolvedDependencies[0].Digest["gitCommit"] != commit ||
-		got.InternalParameters["workingTreeChanged"] != "false" {
-		t.Errorf("got provenance %+v, want the clean commit %s", got, commit)
+		got.InternalParameters["workingTreeChanged"] != "false" || got.InternalParameters["go"] != compiler[1] {
+		t.Errorf("got provenance %+v, want the clean commit %s and %s", got, commit, compiler[1])
 	}
 	if text := string(read(t, first+"/NOTES.md")); !strings.HasPrefix(text, "# "+version+"\n") {
 		t.Errorf("got notes\n%s\nwant those of %s", text, version)
