@@ -9,9 +9,8 @@ import (
 // inotify instances that programs use, counted in /proc/PID/fd of clusters that had run all end-to-end tests. The
 // kernel's default limit is 128 per user.
 const (
-	// kube-apiserver has 6 and kube-controller-manager 5. A plugin that is being updated has 3 beside those of the old
-	// one, on one node at a time.
-	watchesOfControlPlane = 6 + 5 + 3
+	// kube-apiserver has 6 and kube-controller-manager 5.
+	watchesOfControlPlane = 6 + 5
 	// The kubelet has 6, containerd 2, the MPS supervisor 1, and the plugin 3: one for files, one to see whether
 	// metadata is mounted, and one of its simulated GPUs.
 	watchesPerNode = 6 + 2 + 1 + 3

@@ -30,7 +30,7 @@ func TestCheckWatches(t *testing.T) {
 		}
 		return
 	}
-	for nodes, counted := range []int{14, 26} {
+	for nodes, counted := range []int{11, 23} {
 		needs := fmt.Sprintf("%d nodes need about %d inotify instances and this user can have ", nodes, counted)
 		for _, missing := range []int{1, 0} {
 			if err := os.WriteFile(limit, fmt.Append(nil, counted-missing), 0); err != nil {
