@@ -69,9 +69,9 @@ var allowed = map[string][]string{
 	"internal/plugin/idle":    {"internal/plugin/report", "internal/plugin/usage", "pkg/sharing"},
 	"internal/plugin/cleanup": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
 	"internal/plugin": {"internal/plugin/cleanup", "internal/plugin/containers", "internal/plugin/idle",
-		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",
-		"internal/plugin/uevent", "internal/plugin/usage", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health",
-		"pkg/sharing/mps", "pkg/steps"},
+		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/podresources",
+		"internal/plugin/publish", "internal/plugin/report", "internal/plugin/uevent", "internal/plugin/usage",
+		"pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps", "pkg/steps"},
 
 	// The commands of the plugin's program: run, check, record.
 	"pkg/hwprofile":        {"pkg/gpu"},

@@ -31,6 +31,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/podresources"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/uevent"
@@ -181,11 +182,26 @@ func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report
 	preparer := p.Preparer
 	preparer.Driver, preparer.Devices, preparer.Hardware = p.DriverName, gpus.Devices, gpus.Hardware(preparer.Hardware)
 	preparer.Passthrough = gpus.Passthrough(preparer.Passthrough)
-	preparer.Containers = containers.Using(p.Client, p.DriverName)
+	preparer.Containers = containers.Using(p.Client, p.DriverName, p.pods)
 	preparer.Running = (&containers.Running{Proc: p.Proc, Metadata: metadata,
-		Reserved: containers.ReservedFor(p.Client)}).With
+		Reserved: containers.ReservedFor(p.Client, p.pods)}).With
 	preparer.Timeout, preparer.Waiting, preparer.Stopping = callTimeout, reporter.Waiting, ctx
 	return &preparer
+}
+
+// pods returns the names of the pods of the namespace that the kubelet has.
+func (p *Plugin) pods(ctx context.Context, namespace string) ([]string, error) {
+	listed, err := podresources.List(ctx, p.PodResources)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, pod := range listed {
+		if pod.Namespace == namespace {
+			names = append(names, pod.Name)
+		}
+	}
+	return names, nil
 }
 
 // releaser releases claims through the socket of this instance, and ends daemons itself.

@@ -3,12 +3,15 @@
 package containers
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 )
@@ -76,7 +79,7 @@ func TestUsing(t *testing.T) {
 		if err := objects.Tracker().Add(pod); err != nil {
 			t.Fatal(err)
 		}
-		got, err := Using(objects, driver)(t.Context(), share)
+		got, err := Using(objects, driver, nil)(t.Context(), share)
 		if text := fmt.Sprint(got); err != nil || text != row.want {
 			t.Errorf("%s: got %s, error %v, want %s", row.name, text, err, row.want)
 		}
@@ -96,7 +99,43 @@ func TestUsingBesideAnUnknownClaim(t *testing.T) {
 	pod.Spec.Containers =
 		[]corev1.Container{{Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "a"},
 			{Name: "b"}}}}}
-	if got, err := Using(fake.NewClientset(pod), "gpu.nvidia.com")(t.Context(), share); err == nil {
+	if got, err := Using(fake.NewClientset(pod), "gpu.nvidia.com", nil)(t.Context(), share); err == nil {
 		t.Errorf("got %v and no error", got)
 	}
+}
+
+// TestUsingOfPodGroup: a PodGroup does not name its pods, so those of the node are looked at.
+func TestUsingOfPodGroup(t *testing.T) {
+	share := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
+	share.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{ofGroup("ours")}
+	client := fake.NewClientset(member("ours", "a", "1"), member("ours", "b", "2"), member("theirs", "c", "3"))
+	listed := func(_ context.Context, namespace string) ([]string, error) {
+		if namespace != "ns" {
+			return nil, fmt.Errorf("got namespace %s", namespace)
+		}
+		return []string{"c", "a", "gone"}, nil // b is on another node
+	}
+	got, err := Using(client, "gpu.nvidia.com", listed)(t.Context(), share)
+	if err != nil || len(got) != 1 || got[0].Name != "container-of-a" {
+		t.Errorf("got %v, error %v, want the container of a", got, err)
+	}
+	failing := func(context.Context, string) ([]string, error) { return nil, errors.New("no kubelet") }
+	if got, err := Using(client, "gpu.nvidia.com", failing)(t.Context(), share); err == nil {
+		t.Errorf("without the kubelet: got %v and no error", got)
+	}
+}
+
+// ofGroup is the reservation of a claim for a PodGroup.
+func ofGroup(name string) resourceapi.ResourceClaimConsumerReference {
+	return resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: name,
+		UID: "group"}
+}
+
+// member returns a pod of a PodGroup with a container that uses claim share.
+func member(group, name string, uid types.UID) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}, Spec: corev1.PodSpec{
+		SchedulingGroup: &corev1.PodSchedulingGroup{PodGroupName: &group},
+		ResourceClaims:  []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("share")}},
+		Containers: []corev1.Container{{Name: "container-of-" + name,
+			Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
 }

@@ -151,7 +151,8 @@ func (r *Running) without(found []running, claim sharing.Claim) []string {
 const reservedTimeout = 10 * time.Second
 
 // ReservedFor returns a function for Running.Reserved that asks the API server.
-func ReservedFor(client kubernetes.Interface) func(namespace, name string) (types.UID, []types.UID, error) {
+func ReservedFor(client kubernetes.Interface, listed Listed) func(namespace, name string) (types.UID, []types.UID,
+	error) {
 	return func(namespace, name string) (types.UID, []types.UID, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), reservedTimeout)
 		defer cancel()
@@ -162,11 +163,18 @@ func ReservedFor(client kubernetes.Interface) func(namespace, name string) (type
 		if err != nil {
 			return "", nil, err
 		}
-		var pods []types.UID
-		for _, by := range claim.Status.ReservedFor {
-			pods = append(pods, by.UID)
+		pods, err := reservedPods(ctx, client, listed, claim)
+		if err != nil {
+			return "", nil, err
 		}
-		return claim.UID, pods, nil
+		var uids []types.UID
+		for _, by := range claim.Status.ReservedFor { // also a pod that the API server does not have any more
+			uids = append(uids, by.UID)
+		}
+		for _, pod := range pods {
+			uids = append(uids, pod.UID)
+		}
+		return claim.UID, uids, nil
 	}
 }
 

@@ -3,6 +3,7 @@
 package containers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -255,9 +256,9 @@ func TestRunningWithAnotherClaimOfTheSameName(t *testing.T) {
 	client := fake.NewClientset(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "new"},
 		Status: resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{
-			{Resource: "pods", Name: "p", UID: "0f-1"}}}})
+			{Resource: "pods", Name: "p", UID: "0f-1"}}}}, member("ours", "q", "0f-2"))
 	r := Running{Proc: proc, Metadata: &Metadata{Dir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"},
-		Reserved: ReservedFor(client)}
+		Reserved: ReservedFor(client, func(context.Context, string) ([]string, error) { return []string{"q"}, nil })}
 	for _, row := range []struct{ name, uid, want string }{
 		{"c", "new", "container main of pod 0f-1 (process 7), container main of pod 0f-2 (process 8)"},
 		{"c", "old", "container main of pod 0f-2 (process 8)"},
@@ -266,6 +267,15 @@ func TestRunningWithAnotherClaimOfTheSameName(t *testing.T) {
 		if err != nil || strings.Join(got, ", ") != row.want {
 			t.Errorf("%s: got %q and error %v, want %q", row.uid, got, err, row.want)
 		}
+	}
+	// The new claim is also reserved for the PodGroup of the second pod.
+	now, err := client.ResourceV1().ResourceClaims("ns").Get(t.Context(), "c", metav1.GetOptions{})
+	must(t, err)
+	now.Status.ReservedFor = append(now.Status.ReservedFor, ofGroup("ours"))
+	_, err = client.ResourceV1().ResourceClaims("ns").UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
+	must(t, err)
+	if got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c", UID: "old"}); err != nil || len(got) != 0 {
+		t.Errorf("with a PodGroup: got %q and error %v, want none", got, err)
 	}
 	client.PrependReactor("get", "resourceclaims", func(clientgotesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("away")
