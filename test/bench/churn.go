@@ -78,21 +78,24 @@ func measureChurn(ctx context.Context, b *bench) error {
 	return err
 }
 
-// churn prepares and releases n new claims, one after the other, and deletes them.
+// churn prepares and releases n new claims, on each GPU one after the other, and deletes them.
 func (b *bench) churn(ctx context.Context, n int) error {
 	claims, err := b.allocatedGPUs(ctx, n)
 	if err != nil {
 		return err
 	}
-	for _, claim := range claims {
-		if _, err := b.prepare(ctx, claim); err != nil {
-			return err
+	err = atOnce(len(b.gpus), len(b.gpus), func(gpu int) error {
+		for i := gpu; i < n; i += len(b.gpus) { // allocatedGPUs takes the GPUs in turn
+			if _, err := b.prepare(ctx, claims[i]); err != nil {
+				return err
+			}
+			if _, err := b.unprepare(ctx, claims[i]); err != nil {
+				return err
+			}
 		}
-		if _, err := b.unprepare(ctx, claim); err != nil {
-			return err
-		}
-	}
-	return b.deleteClaims(ctx)
+		return nil
+	})
+	return errors.Join(err, b.deleteClaims(ctx))
 }
 
 // slope returns by how much the values grow from one to the next: the line with the least squares of distances.
