@@ -36,8 +36,9 @@ var kubernetesRuns = []kubernetesRun{
 	newest,
 }
 
-// newest is what all other tests run on.
-var newest = kubernetesRun{title: "1.37"}
+// newest is what all other tests run on. Unlike by default, PodGroups can have claims.
+var newest = kubernetesRun{title: "1.37", gates: "DRAWorkloadResourceClaims=true,GenericWorkload=true",
+	apis: "scheduling.k8s.io/v1beta1=true"}
 
 // versionRows are the rows of docs/versions.md: what users can have, and the tests that show it.
 var versionRows = []struct {

@@ -89,6 +89,7 @@ func TestCluster(t *testing.T) {
 			t.Parallel()
 			t.Run("pods wait for GPUs and start when others finish", s.testQueue)
 			t.Run("a claim shared by containers and pods is one GPU until the last has ended", s.testSharedClaim)
+			t.Run("a claim of a PodGroup is one share until the group is gone", s.testPodGroup)
 			t.Run("a deleted CDI file of a claim is created again", s.testDeletedSpec)
 			t.Run("shares of one card, for several namespaces and users, each within its limits", s.testShares)
 			t.Run("pods that come at once and fill a GPU with shares all run", s.testBursts)
