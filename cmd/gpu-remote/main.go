@@ -87,7 +87,7 @@ func runServer(ctx context.Context, s *serve.Server, engine, listen string, comm
 	if err != nil {
 		return err
 	}
-	s.Dial, s.Probe = running.Dial, e.Probe
+	s.Dial = running.Dial
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, l) }()
 	ended := make(chan error, 1)

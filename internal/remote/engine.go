@@ -18,8 +18,6 @@ type Engine interface {
 	// Token reads the token from the first bytes of a connection. The result gives these bytes again. A client without
 	// a token is an error.
 	Token(conn net.Conn) (token string, replay net.Conn, err error)
-	// Probe asks the engine's server for an answer on a new connection, until the deadline of that. It uses no GPU.
-	Probe(conn net.Conn) error
 	// Port is the port of the engine's server, on the loopback device of its network namespace.
 	Port() int
 }

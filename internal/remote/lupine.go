@@ -4,12 +4,10 @@ package remote
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -60,25 +58,6 @@ func (lupine) Token(conn net.Conn) (string, net.Conn, error) {
 		}
 		return "", nil, errors.New("the client's first request has no token")
 	}
-}
-
-// Probe sends a request without a body, as Lupine's own probe does: a new process of the server answers it before it
-// initializes CUDA.
-func (lupine) Probe(conn net.Conn) error {
-	var protocols http.Protocols
-	protocols.SetUnencryptedHTTP2(true)
-	client := &http.Transport{Protocols: &protocols, DisableKeepAlives: true,
-		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
-	defer client.CloseIdleConnections()
-	request, err := http.NewRequest(http.MethodHead, "http://lupine/", nil)
-	if err != nil {
-		return err
-	}
-	answer, err := client.RoundTrip(request)
-	if err != nil {
-		return err
-	}
-	return answer.Body.Close()
 }
 
 // replayed is a connection that gives bytes again that were read from it.

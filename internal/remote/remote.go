@@ -109,7 +109,7 @@ func SessionOf(claim *resourceapi.ResourceClaim, driver, device string) (Session
 
 // SessionsPath is the path at which a server takes its sessions, on ServerPort, from a client with the certificate of
 // the controller. PUT replaces them: the body is a SessionList. Connections of all others end. The answer is the same
-// SessionList, or 503 while the engine does not answer.
+// SessionList, or 503 until the engine accepts connections.
 const SessionsPath = "/sessions"
 
 // SessionList are the sessions that a server accepts.

@@ -7,15 +7,10 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -79,47 +74,6 @@ func TestLupineToken(t *testing.T) {
 				t.Errorf("got %d bytes, %v, want the %d that were sent", len(got), err, len(row.bytes)+4)
 			}
 		})
-	}
-}
-
-// TestLupineProbe: the probe is a request without a body, and an answer in time, whatever it is, is right.
-func TestLupineProbe(t *testing.T) {
-	var protocols http.Protocols
-	protocols.SetUnencryptedHTTP2(true)
-	asked := make(chan string, 1)
-	engine := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked <- fmt.Sprint(r.Method, r.URL, r.ContentLength)
-		w.WriteHeader(http.StatusTeapot)
-	}))
-	engine.Config.Protocols = &protocols
-	engine.Start()
-	defer engine.Close()
-	hung, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hung.Close()
-	for _, row := range []struct {
-		address net.Addr
-		timeout time.Duration
-		want    error
-	}{
-		{engine.Listener.Addr(), time.Hour, nil},
-		{hung.Addr(), 10 * time.Millisecond, os.ErrDeadlineExceeded},
-	} {
-		conn, err := net.Dial("tcp", row.address.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.SetDeadline(time.Now().Add(row.timeout)); err != nil {
-			t.Fatal(err)
-		}
-		if err := (lupine{}).Probe(conn); !errors.Is(err, row.want) {
-			t.Errorf("got %v, want %v", err, row.want)
-		}
-	}
-	if got, want := <-asked, "HEAD/ 0"; got != want {
-		t.Errorf("got the request %s, want %s", got, want)
 	}
 }
 

@@ -81,10 +81,6 @@ func startServer(t *testing.T, pod types.UID, of, trusted remote.Authority) *ser
 	go func() { _ = s.engine.Serve(engine) }()
 	t.Cleanup(func() { _ = s.engine.Close() })
 
-	lupine, err := remote.EngineOf("lupine")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := tmpfs.Dir(t)
 	certificate, key, err := of.Server(time.Hour)
 	if err != nil {
@@ -97,7 +93,7 @@ func startServer(t *testing.T, pod types.UID, of, trusted remote.Authority) *ser
 		}
 	}
 	front := &serve.Server{Pod: pod, Certificates: dir, Log: slog.New(slog.DiscardHandler),
-		Dial: func() (net.Conn, error) { return net.Dial("tcp", engine.Addr().String()) }, Probe: lupine.Probe}
+		Dial: func() (net.Conn, error) { return net.Dial("tcp", engine.Addr().String()) }}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- front.Serve(ctx, public) }()

@@ -28,10 +28,6 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// maxSessionList is the size limit of a SessionList, in bytes: for thousands of claims.
 	maxSessionList = 1 << 20
-	// probePeriod is the least time between two probes of the engine, which may start a process for each.
-	probePeriod = 5 * time.Second
-	// probeTimeout is how long the engine may take to answer. The controller waits 3 s.
-	probeTimeout = 2 * time.Second
 )
 
 // Server relays the connections of admitted sessions to the engine.
@@ -42,13 +38,11 @@ type Server struct {
 	Certificates string
 	// Dial connects to the engine.
 	Dial func() (net.Conn, error)
-	// Probe asks the engine for an answer: see remote.Engine.
-	Probe func(net.Conn) error
-	Log   *slog.Logger
+	Log  *slog.Logger
 
 	mu       sync.Mutex
 	sessions map[types.UID]map[net.Conn]bool // by claim; the admitted ones
-	answered time.Time                       // by the engine
+	answered bool                            // by the engine
 }
 
 // Serve takes connections until ctx ends. Those that are open then stay open.
@@ -180,29 +174,22 @@ func (s *Server) admit(claims []types.UID) {
 	s.sessions = sessions
 }
 
-// probe returns an error if the engine does not answer. When the engine ends, so does this program.
+// probe returns an error until the engine has accepted a connection. When the engine ends, so does this program.
 func (s *Server) probe() error {
 	s.mu.Lock()
-	recently := time.Since(s.answered) < probePeriod
+	answered := s.answered
 	s.mu.Unlock()
-	if recently {
+	if answered {
 		return nil
 	}
 	conn, err := s.Dial()
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(probeTimeout)); err != nil {
-		return err
-	}
-	if err := s.Probe(conn); err != nil {
-		return err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answered = time.Now()
-	return nil
+	s.answered = true
+	return conn.Close()
 }
 
 // listener gives an HTTP server connections that another has accepted.
