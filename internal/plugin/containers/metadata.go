@@ -26,6 +26,7 @@ type Metadata struct {
 	// Prepared reports whether a claim is prepared. RemoveAll needs it.
 	Prepared func(types.UID) bool
 
+	files  sync.Mutex // held while a file is written, or a directory removed
 	mu     sync.Mutex
 	claims map[types.UID][]mountable
 	events int // inotify instance; 0: not opened yet
@@ -58,6 +59,8 @@ func (m *Metadata) Write(name string, data []byte, perm os.FileMode) error {
 		_, err := replaceFile(name, data, perm, 0)
 		return err
 	}
+	m.files.Lock()
+	defer m.files.Unlock()
 	if there, err := os.ReadFile(name); err == nil && bytes.Equal(there, data) {
 		m.wrote(data, name, nil)
 		return nil
@@ -138,6 +141,8 @@ func claimIn(data []byte) types.UID {
 // RemoveAll removes the directory of a claim that was released, unless a file in it is that of a prepared claim: of a
 // later one with the same name, which is all that kubeletplugin knows a directory by.
 func (m *Metadata) RemoveAll(dir string) error {
+	m.files.Lock()
+	defer m.files.Unlock()
 	requests, _ := os.ReadDir(dir)
 	for _, request := range requests {
 		data, err := os.ReadFile(filepath.Join(dir, request.Name(), "metadata.json"))

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -163,13 +164,17 @@ func ReservedFor(client kubernetes.Interface, listed Listed) func(namespace, nam
 		if err != nil {
 			return "", nil, err
 		}
-		pods, err := reservedPods(ctx, client, listed, claim)
-		if err != nil {
-			return "", nil, err
-		}
 		var uids []types.UID
-		for _, by := range claim.Status.ReservedFor { // also a pod that the API server does not have any more
-			uids = append(uids, by.UID)
+		groups := claim.DeepCopy()
+		groups.Status.ReservedFor = nil
+		for _, by := range claim.Status.ReservedFor {
+			if uids = append(uids, by.UID); by.Resource != "pods" {
+				groups.Status.ReservedFor = append(groups.Status.ReservedFor, by)
+			}
+		}
+		pods, err := reservedPods(ctx, client, listed, groups)
+		if err != nil { // a container of the group then counts as one of the older claim
+			klog.FromContext(ctx).Info("The pods of a PodGroup are not known", "claim", klog.KObj(claim), "err", err)
 		}
 		for _, pod := range pods {
 			uids = append(uids, pod.UID)

@@ -94,11 +94,11 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 	return f
 }
 
-// silent returns those of the known GPUs that answered before, and do not now.
-func silent(known inventory.Inventory, present []gpu.Device, of func(gpu.Device) bool) []gpu.Device {
+// silent returns the known GPUs that are free, answered before, and do not now.
+func silent(known inventory.Inventory, present []gpu.Device, free func(gpu.Device) bool) []gpu.Device {
 	return slices.DeleteFunc(slices.Clone(known), func(d gpu.Device) bool {
 		answers := func(now gpu.Device) bool { return now.UUID == d.UUID && !now.Lost }
-		return d.Lost || !of(d) || slices.ContainsFunc(present, answers)
+		return d.Lost || !free(d) || slices.ContainsFunc(present, answers)
 	})
 }
 

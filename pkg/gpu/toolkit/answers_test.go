@@ -124,6 +124,9 @@ func TestAnswersFollowTheDriver(t *testing.T) {
 		{"nvidia-persistenced starts", add("run/nvidia-persistenced/socket"), "nvidia-persistenced/socket", 1},
 		{"a control device node is gone", take("dev/nvidia-uvm"), "/host/dev/nvidia-uvm is not a character device", 1},
 		{"device nodes are made anew", mknod("dev/nvidia0", 7), "", 1},
+		{"the device node of the GPU gets another group", func(m *simulator.Node) error {
+			return os.Chown(filepath.Join(m.DriverRoot(), "dev/nvidia0"), -1, 44)
+		}, "", 1},
 		{"the device node of the GPU is gone", take("dev/nvidia0"),
 			"/host/dev/nvidia0 is not a character device", 1},
 		{"the kernel shows the GPU to displays", mknod("dev/dri/card0", 0), "", 2},
@@ -284,7 +287,9 @@ func TestAnswersOfPartitions(t *testing.T) {
 		t.Errorf("another partition has the device node of an earlier one, %s", access.Nodes[1].Path)
 	}
 	must(t, m.ReloadDriver("", []string{"0", "1"}))
-	if access, err := kit.Access(t.Context(), d); err == nil && access.Nodes[0].Path != "/dev/nvidia1" {
+	access, err = kit.Access(t.Context(), d)
+	must(t, err)
+	if access.Nodes[0].Path != "/dev/nvidia1" {
 		t.Errorf("got %s after the minor numbers were swapped, want /dev/nvidia1", access.Nodes[0].Path)
 	}
 }

@@ -17,11 +17,11 @@ import (
 type inputs map[string]state
 
 // state changes when a file is replaced, when an entry of a directory is added, removed or replaced, and when another
-// file system is mounted. It is zero for what does not exist. Answers have paths only, so the content of a file does
-// not matter.
+// file system is mounted. It is zero for what does not exist. Answers have paths, and the numbers and groups of device
+// nodes, so the content of a file does not matter.
 type state struct {
 	dev, inode, number uint64
-	mode               uint32
+	mode, group        uint32
 	modified           unix.Timespec // of directories only
 }
 
@@ -30,7 +30,7 @@ func stateOf(path string) state {
 	if unix.Stat(path, &st) != nil {
 		return state{}
 	}
-	now := state{dev: st.Dev, inode: st.Ino, number: st.Rdev, mode: st.Mode}
+	now := state{dev: st.Dev, inode: st.Ino, number: st.Rdev, mode: st.Mode, group: st.Gid}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		now.modified = st.Mtim
 	}
@@ -138,7 +138,8 @@ func (l searchLog) search(dir, pattern string) {
 	for strings.ContainsAny(path, wildcards) {
 		path = filepath.Dir(path)
 	}
-	if l.searched[path] || isFile && l.tells(path) {
+	isDevice := stateOf(path).number != 0 // whose mode and group may change
+	if l.searched[path] || isFile && !isDevice && l.tells(path) {
 		return
 	}
 	l.searched[path] = true
