@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -165,14 +166,12 @@ func ReservedFor(client kubernetes.Interface, listed Listed) func(namespace, nam
 			return "", nil, err
 		}
 		var uids []types.UID
-		groups := claim.DeepCopy()
-		groups.Status.ReservedFor = nil
-		for _, by := range claim.Status.ReservedFor {
-			if uids = append(uids, by.UID); by.Resource != "pods" {
-				groups.Status.ReservedFor = append(groups.Status.ReservedFor, by)
-			}
+		for _, by := range claim.Status.ReservedFor { // also a pod that the API server does not have any more
+			uids = append(uids, by.UID)
 		}
-		pods, err := reservedPods(ctx, client, listed, groups)
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor,
+			func(by resourceapi.ResourceClaimConsumerReference) bool { return by.Resource == "pods" })
+		pods, err := reservedPods(ctx, client, listed, claim)
 		if err != nil { // a container of the group then counts as one of the older claim
 			klog.FromContext(ctx).Info("The pods of a PodGroup are not known", "claim", klog.KObj(claim), "err", err)
 		}
