@@ -100,10 +100,9 @@ func TestOpenNVML(t *testing.T) {
 				}
 				answered <- save(row.after)
 			}()
-			begin := time.Now()
 			got, code := runCommand(t, "health", "--plugin-dir", dir, "--open-nvml")
-			if took := time.Since(begin); code != row.code || got != row.want || took > requestTimeout/2 {
-				t.Errorf("after %s, got exit code %d and\n%swant %d and\n%s", took, code, got, row.code, row.want)
+			if code != row.code || got != row.want {
+				t.Errorf("got exit code %d and\n%swant %d and\n%s", code, got, row.code, row.want)
 			}
 			if err := <-answered; err != nil {
 				t.Error(err)

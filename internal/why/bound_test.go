@@ -79,30 +79,35 @@ func TestSlow(t *testing.T) {
 
 // The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
 func TestSlowCause(t *testing.T) {
-	var nodes []clustertest.SimNode
-	for i := range 20 {
-		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
-	}
-	s := fleet(t, nodes...)
-	for i, slice := range s.Slices {
-		if len(slice.Spec.Devices) > 0 { // no two nodes are equal
-			slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: fmt.Sprint("t", i), Effect: "None"}}
-		}
-	}
-	c := claim(t, "c", requests("[{name: r, exactly: {deviceClassName: mig.nvidia.com, count: 20, "+
-		"capacity: {requests: {memory: 11Gi}}}}]"))
-	p := pod("p", c)
-	p.Spec.NodeSelector = map[string]string{"zone": "z1"}
-	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, p)
 	defer func(ask time.Duration, asked int) { askTimeout, searchAsked = ask, asked }(askTimeout, searchAsked)
 	askTimeout, searchAsked = 500*time.Millisecond, 1
-	begin := time.Now()
-	r, err := Pod(t.Context(), s, "ns", "p")
-	if err != nil {
-		t.Fatal(err)
+	explain := func(kinds int) (*Answer, time.Duration) {
+		var nodes []clustertest.SimNode
+		for i := range kinds {
+			nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
+		}
+		s := fleet(t, nodes...)
+		for i, slice := range s.Slices {
+			if len(slice.Spec.Devices) > 0 { // no two nodes are equal
+				slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: fmt.Sprint("t", i), Effect: "None"}}
+			}
+		}
+		c := claim(t, "c", requests("[{name: r, exactly: {deviceClassName: mig.nvidia.com, count: 20, "+
+			"capacity: {requests: {memory: 11Gi}}}}]"))
+		p := pod("p", c)
+		p.Spec.NodeSelector = map[string]string{"zone": "z1"}
+		s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, p)
+		begin := time.Now()
+		r, err := Pod(t.Context(), s, "ns", "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r, time.Since(begin)
 	}
-	if took := time.Since(begin); took > 15*askTimeout {
-		t.Errorf("took %s, as if each of the 20 nodes had taken a question's time", took)
+	_, one := explain(1) // the machine may be slow
+	r, all := explain(20)
+	if all > 4*one {
+		t.Errorf("20 kinds of nodes took %s, one took %s: as if each had taken a question's time", all, one)
 	}
 	const want = "pod p waits: the pod excludes all 20 nodes, most often by the node selector zone=z1; the allocator " +
 		"did not say in time whether any of them has the devices"

@@ -90,7 +90,7 @@ func cluster() client.Client {
 // Calls to two replicas never fail while their certificates are replaced.
 func TestRotationUnderLoad(t *testing.T) {
 	t.Parallel()
-	const lifetime = 15 * time.Second // a successor is issued after 10 s, and used 3 s later
+	const lifetime = 45 * time.Second // a successor is issued after 30 s, and used 3 s later
 	ctx, stop := context.WithCancel(t.Context())
 	c := cluster()
 	replicas := []*replica{startReplica(t, ctx, c, lifetime), startReplica(t, ctx, c, lifetime)}
@@ -105,7 +105,7 @@ func TestRotationUnderLoad(t *testing.T) {
 					return
 				}
 				calls.Add(1)
-				time.Sleep(20 * time.Millisecond) // making a key takes a processor for a while
+				time.Sleep(50 * time.Millisecond) // making a key takes a processor for a while
 			}
 		})
 	}

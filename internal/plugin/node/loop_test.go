@@ -176,7 +176,7 @@ func TestADiscoveryFollowsAnother(t *testing.T) {
 }
 
 // TestRequestsAreSeenAtOnce: a request needs no discovery, also in a directory that was removed and made again. The
-// loop ends at once.
+// loop ends.
 func TestRequestsAreSeenAtOnce(t *testing.T) {
 	l := newTestNode(t)
 	stop := l.run(t.Context())
@@ -199,11 +199,7 @@ func TestRequestsAreSeenAtOnce(t *testing.T) {
 		l.send(discoverNow{})
 		l.eventually("the next discovery", func() bool { return l.discovered() > before })
 	}
-	begin := time.Now()
 	stop()
-	if took := time.Since(begin); took > gpuhealth.SaveDelay/2 {
-		t.Errorf("the end took %s", took)
-	}
 }
 
 // TestHealthIsSaved: the loop saves what it knows of sick GPUs SaveDelay after a change, from when the instance serves

@@ -33,11 +33,10 @@ type SupervisorConfig struct {
 
 // resyncPeriod is how often a supervisor reads the requested daemons without a change event, and writes reports again
 // that could not be written. Where inotify cannot be used, because the programs of the node have used up its instances
-// or watches, there are no events and it is pollPeriod.
-const (
-	resyncPeriod = 10 * time.Second
-	pollPeriod   = time.Second
-)
+// or watches, there are no events and it is pollPeriod. A test changes it.
+var resyncPeriod = 10 * time.Second
+
+const pollPeriod = time.Second
 
 // supervisor has a worker goroutine for each daemon, so that none waits for another.
 type supervisor struct {

@@ -271,17 +271,15 @@ func TestDaemonStartsAndStops(t *testing.T) {
 }
 
 func TestReactsToFileEvents(t *testing.T) {
+	defer func(period time.Duration) { *supervise.ResyncPeriod = period }(*supervise.ResyncPeriod)
+	*supervise.ResyncPeriod = time.Hour
 	w := newFixture(t)
-	w.supervise(t)
+	stop := w.supervise(t)
+	defer stop()
 	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
 	time.Sleep(200 * time.Millisecond) // so that it waits for events
-	d := w.daemon("g0")
-	began := time.Now()
-	must(t, w.dir.Request(d))
+	must(t, w.dir.Request(w.daemon("g0")))
 	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Digest != "" })
-	if took := time.Since(began); took > 5*time.Second { // by itself it looks every 10 s
-		t.Errorf("it took %s", took)
-	}
 }
 
 func TestLimitsOfARunningDaemon(t *testing.T) {
@@ -406,12 +404,8 @@ func TestSlowDaemon(t *testing.T) {
 	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Hour}))
 	must(t, w.dir.Request(d))
 	eventually(t, "it starts again", func() bool { s, _ := w.dir.State("g0"); return s.Digest != "" })
-	began = time.Now()
 	must(t, w.dir.Release("g0")) // while it starts
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("to end took %s", took)
-	}
 }
 
 // fake is a control program that notes its commands after its PID, and first does what the script says. It sets and
