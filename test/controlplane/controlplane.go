@@ -5,6 +5,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -51,7 +52,6 @@ type Process struct {
 	name string
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
-	err  error         // after that
 	Log  string        // its path
 }
 
@@ -73,7 +73,7 @@ func (c *Plane) Start(name string, env []string, args ...string) (*Process, erro
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() {
-		p.err = p.cmd.Wait()
+		_ = p.cmd.Wait() // ProcessState tells how it ended
 		close(p.done)
 	}()
 	return p, nil
@@ -91,6 +91,18 @@ func (p *Process) Stop() {
 		_ = p.cmd.Process.Kill()
 		<-p.done
 	}
+}
+
+// Ended returns nil while the program runs, and then an error with the last line of its log.
+func (p *Process) Ended() error {
+	select {
+	case <-p.done:
+	default:
+		return nil
+	}
+	text, _ := os.ReadFile(p.Log)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return fmt.Errorf("%s has ended (%s): %s", p.name, p.cmd.ProcessState, lines[len(lines)-1])
 }
 
 // Await returns when the URL answers with 200.
@@ -118,9 +130,7 @@ func (p *Process) Await(ctx context.Context, client *http.Client, url string) er
 		}
 		select {
 		case <-p.done:
-			text, _ := os.ReadFile(p.Log)
-			lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-			return fmt.Errorf("%s has ended: %w: %s", p.name, p.err, lines[len(lines)-1])
+			return p.Ended()
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w; its log is %s", p.name, errors.Join(context.Cause(ctx), last),
 				p.Log)
@@ -251,7 +261,7 @@ func (p *Process) Memory() (int64, error) { return p.memory("VmRSS:") }
 func (p *Process) memory(name string) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
-		return 0, err
+		return 0, cmp.Or(p.Ended(), err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if value, found := strings.CutPrefix(line, name); found {

@@ -95,7 +95,7 @@ func (l *lab) restart(ctx context.Context, f *fleet.Fleet) (r *restart, err erro
 	did := after.Since(before)
 	r.Writes = did.Writes("resourceslices", "nodes")
 	r.DryRuns = did["POST resourceslices dry run"]
-	_, peak, err := l.memory()
-	r.Peak = peak["API server"]
+	peak, err := l.plane.Server.PeakMemory()
+	r.Peak = float64(peak) / (1 << 20)
 	return r, err
 }

@@ -249,6 +249,9 @@ func (s *suite) olderPlugin(t *testing.T) string {
 	if commits[0] == "" {
 		first := strings.Fields(run(t, "git", "log", "--diff-filter=A", "--format=%H", "--",
 			":/internal/plugin/sweep.go"))
+		if len(first) == 0 { // a shallow clone
+			t.Skip("not tested: the history of this clone has no older version that suits")
+		}
 		all := strings.Fields(run(t, "git", "log", "--reverse", "--format=%H"))
 		commits = all[slices.Index(all, first[len(first)-1]):]
 	}
