@@ -6,7 +6,7 @@ set -euo pipefail
 
 awk -v most=25 '
 # The first reading finds the failed tests, the second prints their lines.
-FNR == 1 { reading++ }
+FNR == 1 { reading++; name = "" }
 match($0, /^ *--- FAIL: /) {
 	name = $3
 	if (reading == 1) failed[name]

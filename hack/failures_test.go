@@ -10,7 +10,8 @@ import (
 )
 
 func TestFailures(t *testing.T) {
-	const output = `=== RUN   TestVerbose
+	const output = `building the programs
+=== RUN   TestVerbose
 === RUN   TestVerbose/one
     x_test.go:3: got 1,
         want 2
