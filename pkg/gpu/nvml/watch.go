@@ -27,7 +27,8 @@ const (
 	// registerTimeout is how long a GPU may take to register its events.
 	registerTimeout = 5 * time.Second
 	// reopenPeriod and maxReopenPeriod are the times between attempts to watch: the first, doubled up to the second.
-	reopenPeriod, maxReopenPeriod = time.Second, 30 * time.Second
+	// While a GPU that is removed is on the PCI bus, the next session would find it lost again.
+	reopenPeriod, maxReopenPeriod = gpu.LeavesBus, 30 * time.Second
 )
 
 // wantedEvents are the events that are watched, of those that the GPU supports. Clock events are not, because they
@@ -213,10 +214,6 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 		case nvmllib.ERROR_TIMEOUT:
 		case nvmllib.ERROR_GPU_IS_LOST:
 			found(gpu.Event{Kind: gpu.EventLost, At: time.Now()})
-			select { // while a GPU that is removed is on the PCI bus, the next session would find it lost again
-			case <-ctx.Done():
-			case <-time.After(gpu.LeavesBus):
-			}
 			return errLeft // the next session leaves the lost GPU out
 		default:
 			return fmt.Errorf("wait for events: %w", ret)

@@ -8,7 +8,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
@@ -169,6 +173,42 @@ func TestWatchGivesWay(t *testing.T) {
 	w.reason(0, "")
 	w.emit("0", 79)
 	w.want("XID 79")
+}
+
+// After the loss of a GPU, NVML is closed at once when somebody asks for it.
+func TestWatchGivesWayAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ok = nvmllib.SUCCESS
+		set := &mock.EventSet{
+			WaitFunc: func(uint32) (nvmllib.EventData, nvmllib.Return) {
+				return nvmllib.EventData{}, nvmllib.ERROR_GPU_IS_LOST
+			},
+			FreeFunc: func() nvmllib.Return { return ok },
+		}
+		handle := &mock.Device{
+			GetUUIDFunc: func() (string, nvmllib.Return) { return "GPU-0", ok },
+			GetSupportedEventTypesFunc: func() (uint64, nvmllib.Return) {
+				return nvmllib.EventTypeXidCriticalError, ok
+			},
+			RegisterEventsFunc: func(uint64, nvmllib.EventSet) nvmllib.Return { return ok },
+		}
+		n, err := nvml.Open(nvml.MachineConfig{Sysfs: t.TempDir(), Library: &mock.Interface{
+			InitWithFlagsFunc:          func(uint32) nvmllib.Return { return ok },
+			ShutdownFunc:               func() nvmllib.Return { return ok },
+			DeviceGetCountFunc:         func() (int, nvmllib.Return) { return 1, ok },
+			DeviceGetHandleByIndexFunc: func(int) (nvmllib.Device, nvmllib.Return) { return handle, ok },
+			EventSetCreateFunc:         func() (nvmllib.EventSet, nvmllib.Return) { return set, ok },
+		}})
+		must(t, err)
+		lost := make(chan struct{}, 1)
+		go n.Watch(t.Context(), func(gpu.Event) { lost <- struct{}{} })
+		<-lost
+		begin := time.Now()
+		n.Release("an update")
+		if waited := time.Since(begin); waited > 0 {
+			t.Errorf("got NVML closed after %s, want at once", waited)
+		}
+	})
 }
 
 // A call for events that hangs makes the GPUs unwatched, and blocks neither discoveries nor claims.
