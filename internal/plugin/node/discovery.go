@@ -23,7 +23,6 @@ import (
 // discovery is what a discovery needs to know of the state at its start. There is one at a time.
 type discovery struct {
 	first   bool // none has worked yet
-	again   bool // GPUs did not answer a moment ago
 	known   inventory.Inventory
 	lacking publish.Lacking
 	blocked map[gpu.UUID]string
@@ -63,12 +62,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 	gpus := f.known.GPUs()
 	present := withOwnVGPUs(withPassthrough(f, gpus, d.stuck), f.records)
 	free := func(d gpu.Device) bool { return !f.records.touches(d.Name) }
-	if lost := silent(gpus, present, free); !d.again && len(n.awaitRemoval(ctx, lost)) > 0 {
-		// NVML may have numbered the GPUs anew while they were read, because another one has come or gone.
-		second := *d
-		second.again = true
-		return n.discover(ctx, &second)
-	}
+	n.awaitRemoval(ctx, silent(gpus, present, free))
 	removed := func(d gpu.Device) bool { return free(d) && n.Machine.Removed(d) }
 	expected := slices.DeleteFunc(slices.Clone(gpus), removed)
 	present = slices.DeleteFunc(present, func(d gpu.Device) bool { return d.Lost && removed(d) })
@@ -108,16 +102,15 @@ func silent(known inventory.Inventory, present []gpu.Device, free func(gpu.Devic
 	})
 }
 
-// awaitRemoval waits while the GPUs may be about to leave the PCI bus, and returns those that do not.
-func (n *Node) awaitRemoval(ctx context.Context, gpus []gpu.Device) []gpu.Device {
+// awaitRemoval waits while the GPUs may be about to leave the PCI bus: whether they are lost or removed shows then.
+func (n *Node) awaitRemoval(ctx context.Context, gpus []gpu.Device) {
 	const looks = 20
 	for range looks {
 		if gpus = slices.DeleteFunc(gpus, n.Machine.Removed); len(gpus) == 0 || ctx.Err() != nil {
-			break
+			return
 		}
 		time.Sleep(gpu.LeavesBus / looks)
 	}
-	return gpus
 }
 
 // withProduct keeps the known product and topology of GPUs in MIG mode: NVML reports less of them in this mode, and

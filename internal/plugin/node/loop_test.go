@@ -132,25 +132,6 @@ func TestARemovedGPUIsForgotten(t *testing.T) {
 	}
 }
 
-// A GPU that was missed once, because others came or went while NVML was read, is not lost.
-func TestAMissedGPUIsLookedForAgain(t *testing.T) {
-	for unread, want := range []bool{false, false, true} {
-		l := newTestNode(t)
-		if err := l.look(); err != nil {
-			t.Fatal(err)
-		}
-		before := len(l.recorded)
-		l.unread = unread
-		if err := l.look(); err != nil {
-			t.Fatal(err)
-		}
-		if got := l.published[1].Lost; got != want || len(l.recorded) > before != want {
-			t.Errorf("missed by %d discoveries: got lost %v and events %q, want lost %v", unread, got,
-				l.recorded[before:], want)
-		}
-	}
-}
-
 // A discovery that is asked for while one is under way follows it at once. Meanwhile events are handled.
 func TestADiscoveryFollowsAnother(t *testing.T) {
 	l := newTestNode(t)

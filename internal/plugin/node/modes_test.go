@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,7 +152,6 @@ type testNode struct {
 	removed   gpu.UUID            // from the PCI bus
 	stays     int                 // how many looks it stays there before
 	failure   error               // of discoveries
-	unread    int                 // discoveries in which the last GPU does not answer, although it is there
 	users     map[gpu.UUID]string // programs on GPUs
 	openers   map[gpu.UUID]string // those that keep them from virtual machines
 	library   string
@@ -217,12 +215,7 @@ func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
 	if l.failure != nil {
 		return gpu.Discovery{}, l.failure
 	}
-	devices := slices.Clone(l.devices)
-	if l.unread > 0 {
-		l.unread--
-		devices = devices[:len(devices)-1]
-	}
-	return gpu.Discovery{Devices: devices, Unlisted: l.unlisted}, nil
+	return gpu.Discovery{Devices: l.devices, Unlisted: l.unlisted}, nil
 }
 
 func (l *testNode) Users(_ context.Context, d gpu.Device) ([]string, error) {

@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -25,14 +27,16 @@ const (
 	fullReadPeriod = time.Minute
 	// defaultTimeout is the default of MachineConfig.Timeout.
 	defaultTimeout = 10 * time.Second
+	// maxReadings is how often GPUs are read that come and go all the time.
+	maxReadings = 10
 )
 
 // Discover reads all GPUs in parallel, each for at most MachineConfig.Timeout. A GPU that does not answer in time is
-// lost, and is not called again until its call has returned. The error means that nothing can be read at all. If no GPU
-// answers, it tries once more in a new session, because the driver may have been reloaded. At the end it closes the
-// session if no events are watched and all GPUs have persistence mode, so that they can be reset and the driver
-// unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod
-// old.
+// lost, and is not called again until its call has returned. If GPUs come or go meanwhile, it reads all of them again.
+// The error means that nothing can be read at all. If no GPU answers, it tries once more in a new session, because the
+// driver may have been reloaded. At the end it closes the session if no events are watched and all GPUs have
+// persistence mode, so that they can be reset and the driver unloaded. Errors: driverroot.ErrNoDriver,
+// ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
 	hotPlugged := m.hotPlugged()
 	if hotPlugged {
@@ -97,21 +101,40 @@ func (m *Machine) closeUnwatched(ctx context.Context) {
 
 // system is what NVML reports about the machine.
 type system struct {
-	count  int
-	driver string
-	cuda   gpu.Version
+	count   int
+	driver  string
+	cuda    gpu.Version
+	shifted atomic.Bool // a GPU was found by its index while NVML counted more or fewer
 }
 
+// readAll reads all GPUs. The indices of NVML shift when a GPU comes or goes, so that one may be read twice and another
+// one not at all: then it reads them again.
 func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
-	sys, err := call(ctx, m, driver, (*session).system)
-	if err != nil {
-		return gpu.Discovery{}, err
+	for reading := 1; ; reading++ {
+		bus := m.bus().Drivers()
+		sys, err := call(ctx, m, driver, (*session).system)
+		if err != nil {
+			return gpu.Discovery{}, err
+		}
+		look := m.readOnce(ctx, sys)
+		// NVML and the bus show a change at different times, and the count stays if one comes while another one goes.
+		changed := sys.shifted.Load() || !maps.Equal(bus, m.bus().Drivers())
+		if changed && reading < maxReadings && ctx.Err() == nil {
+			continue
+		}
+		if changed {
+			klog.FromContext(ctx).Info("GPUs come and go while they are read: one may be missed", "readings", reading)
+		}
+		return look, nil
 	}
+}
+
+func (m *Machine) readOnce(ctx context.Context, sys *system) gpu.Discovery {
 	m.known.keepFirst(sys.count)
 	readings, errs := make([]discovered, sys.count), make([]error, sys.count)
 	var all sync.WaitGroup
 	for i := range sys.count {
-		all.Go(func() { readings[i], errs[i] = m.readOne(ctx, i) })
+		all.Go(func() { readings[i], errs[i] = m.readOne(ctx, i, sys) })
 	}
 	all.Wait()
 
@@ -138,19 +161,19 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	look.Answered = m.known.answered()
 	look.Persistent = m.known.persistent()
 	look.Unwatched = m.watch.unwatched(look.Devices, m.eventWait()+hungAfter)
-	return look, nil
+	return look
 }
 
 // readOne reads the GPU with the index. After an error it returns what is known of it. A GPU whose MIG mode is being
 // changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if it had
 // some when it was last read.
-func (m *Machine) readOne(ctx context.Context, index int) (discovered, error) {
+func (m *Machine) readOne(ctx context.Context, index int, sys *system) (discovered, error) {
 	known, about := m.known.at(index)
 	if known.device.UUID != "" && m.known.isSwitching(known.device.UUID) {
 		known.device.MIG.Instances = nil
 		return known, nil
 	}
-	r, err := call(ctx, m, about, func(s *session) (discovered, error) { return s.readAt(index, known) })
+	r, err := call(ctx, m, about, func(s *session) (discovered, error) { return s.readAt(index, sys, known) })
 	if err == nil {
 		m.known.keep(index, r)
 		return r, nil
@@ -163,8 +186,11 @@ func (m *Machine) readOne(ctx context.Context, index int) (discovered, error) {
 }
 
 // readAt reads the GPU with the index. After an error, the device has the fields that could be read.
-func (s *session) readAt(index int, known discovered) (discovered, error) {
+func (s *session) readAt(index int, sys *system, known discovered) (discovered, error) {
 	handle, ret := s.lib.DeviceGetHandleByIndex(index)
+	if count, ret := s.lib.DeviceGetCount(); ret == nvmllib.SUCCESS && count != sys.count {
+		sys.shifted.Store(true)
+	}
 	if ret != nvmllib.SUCCESS {
 		return discovered{device: gpu.Device{Index: index}}, fmt.Errorf("get handle: %w", ret)
 	}
@@ -200,7 +226,8 @@ func (s *session) same(handle nvmllib.Device, was gpu.Device) bool {
 	return s.sameMIG(handle, was)
 }
 
-func (s *session) system() (sys system, err error) {
+func (s *session) system() (*system, error) {
+	sys := &system{}
 	var ret nvmllib.Return
 	if sys.count, ret = s.lib.DeviceGetCount(); ret != nvmllib.SUCCESS {
 		return sys, fmt.Errorf("count GPUs: %w", ret)

@@ -3,7 +3,10 @@
 package nvml_test
 
 import (
+	"errors"
+	"fmt"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -58,6 +61,79 @@ func TestHotPlug(t *testing.T) {
 		if len(look.Devices) != tt.gpus || times != tt.started || n.Removed(added) != tt.removed {
 			t.Errorf("%s: got %d GPUs after %d starts, the added one removed: %t; want %d, %d, %t", tt.name,
 				len(look.Devices), times, n.Removed(added), tt.gpus, tt.started, tt.removed)
+		}
+	}
+}
+
+// changing changes the machine at each reading, after the first GPU was found and before the others are.
+type changing struct {
+	*testing.T
+	nvmllib.Interface
+	change  func() error
+	changed chan struct{}
+	close   func() // changed, once
+}
+
+func (c *changing) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Return) {
+	if index > 0 {
+		<-c.changed
+		return c.Interface.DeviceGetHandleByIndex(index)
+	}
+	d, ret := c.Interface.DeviceGetHandleByIndex(index)
+	if err := c.change(); err != nil {
+		c.Error(err)
+	}
+	c.close()
+	return d, ret
+}
+
+// A GPU is not lost because NVML's indices shift while the GPUs are read. If they always do, the discovery ends, too.
+func TestIndicesShiftDuringADiscovery(t *testing.T) {
+	const leaves, stays = "gpu-38-00-0", "gpu-3a-00-0"
+	add := func(m *simulator.Node, bus uint8) error {
+		_, err := m.Add(stays, simulator.Address{PCIAddress: gpu.PCIAddress{Bus: bus}})
+		return err
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(m *simulator.Node) error
+		want   string
+	}{
+		{"one comes", func(m *simulator.Node) error { return add(m, 1) }, "[01 38 3a a8 aa]"},
+		{"one goes, and is still on the bus", func(m *simulator.Node) error { return m.RemoveGPU(leaves) },
+			"[3a a8 aa]"},
+		{"one comes while another one goes", func(m *simulator.Node) error {
+			return errors.Join(m.Remove(leaves), add(m, 0xd0))
+		}, "[3a a8 aa d0]"},
+	} {
+		m, n := following(t, "l40s-x4")
+		_, err := n.Discover(t.Context())
+		must(t, err)
+		c := &changing{T: t, Interface: n.Library, changed: make(chan struct{})}
+		c.change = sync.OnceValue(func() error { return tt.change(m) })
+		c.close = sync.OnceFunc(func() { close(c.changed) })
+		n.Library = c
+		must(t, n.Close())
+		look, err := n.Discover(t.Context())
+		must(t, err)
+		var buses []string
+		for _, d := range look.Devices {
+			if buses = append(buses, fmt.Sprintf("%02x", d.PCI.Bus)); d.Lost {
+				buses = append(buses, "lost")
+			}
+		}
+		if got := fmt.Sprint(buses); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+		there := false
+		c.change = func() error {
+			if there = !there; there {
+				return add(m, 2)
+			}
+			return m.Remove("gpu-02-00-0")
+		}
+		if _, err := n.Discover(t.Context()); err != nil { // which ends
+			t.Errorf("%s, and GPUs always come and go: %v", tt.name, err)
 		}
 	}
 }
