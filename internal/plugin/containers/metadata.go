@@ -168,10 +168,13 @@ func (m *Metadata) forget(claim types.UID) {
 	delete(m.claims, claim)
 }
 
-// unmounted reports that no container has a file of the claim. If it returns false, one may have. It replaces each file
-// by a copy, and sees whether the kernel then drops the file: a bind mount would keep it. So it takes as long with any
-// number of processes.
+// unmounted reports that no container has a file of the claim, and removes the files. If it returns false, a container
+// may have one, and the files are as before. It removes each file and sees whether the kernel drops it: a bind mount
+// would keep it. So it takes as long with any number of processes. A container that starts meanwhile finds no file to
+// mount, and does not start.
 func (m *Metadata) unmounted(claim sharing.Claim) bool {
+	m.files.Lock()
+	defer m.files.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	files := m.claims[claim.UID]
@@ -182,8 +185,16 @@ func (m *Metadata) unmounted(claim sharing.Claim) bool {
 	if err != nil || len(requests) != len(files) { // another instance has written some
 		return false
 	}
+	var contents [][]byte // of the files that are gone
 	for _, f := range files {
-		if !m.dropped(f) {
+		data, err := os.ReadFile(f.path)
+		dropped := false
+		if err == nil && f.isThere() {
+			contents = append(contents, data)
+			dropped = m.removed(f.path)
+		}
+		if !dropped {
+			restore(files, contents)
 			return false
 		}
 	}
@@ -191,19 +202,11 @@ func (m *Metadata) unmounted(claim sharing.Claim) bool {
 	return true
 }
 
-// dropped replaces the file by a copy, removes it, and reports whether the kernel has dropped it.
-func (m *Metadata) dropped(f mountable) bool {
-	data, err := os.ReadFile(f.path)
-	if err != nil || !f.isThere() {
-		return false
+// restore writes the first files again. Without one, containers of the claim do not start until it is prepared again.
+func restore(files []mountable, contents [][]byte) {
+	for i, data := range contents {
+		_, _ = replaceFile(files[i].path, data, files[i].perm, unix.RENAME_NOREPLACE)
 	}
-	// The exchange leaves no time without a file, for containers that start now.
-	other, _, err := newFile(f.path, data, f.perm)
-	if err != nil {
-		return false
-	}
-	err = unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, f.path, unix.RENAME_EXCHANGE)
-	return m.removed(other) && err == nil
 }
 
 // isThere reports whether the file is still the one at its path.

@@ -116,19 +116,25 @@ func TestUnmounted(t *testing.T) {
 	}
 }
 
-// TestUnmountedAgain: after an answer only a look at all processes tells more, and the files are as before.
+// TestUnmountedAgain: after an answer only a look at all processes tells more. Files are removed if none is mounted;
+// otherwise they are as before.
 func TestUnmountedAgain(t *testing.T) {
 	inotify.Need(t)
 	for _, held := range []bool{false, true} {
 		dir := tmpfs.Dir(t)
 		m := &Metadata{Dir: dir}
 		defer m.Close()
-		file := filepath.Join(dir, "ns_c/a/metadata.json")
-		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
-		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		files := []string{filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(dir, "ns_c/b/metadata.json")}
+		write := func(device string) {
+			for _, file := range files {
+				must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				must(t, m.Write(file, metadataOf("1", device), 0o640))
+			}
+		}
+		write("gpu-0")
 		release := func() {}
 		if held {
-			release = hold(t, file)
+			release = hold(t, files[1])
 		}
 		var got []bool
 		ask := func() { got = append(got, m.unmounted(claimC)) }
@@ -136,23 +142,30 @@ func TestUnmountedAgain(t *testing.T) {
 		if kept := len(m.claims) > 0; kept != held {
 			t.Errorf("held %t: remembers the claim: %t", held, kept)
 		}
-		if entries, err := os.ReadDir(filepath.Dir(file)); err != nil || len(entries) != 1 {
-			t.Errorf("held %t: got files %v and error %v, want one", held, entries, err)
-		}
-		data, err := os.ReadFile(file)
-		info, failed := os.Stat(file)
-		if errors.Join(err, failed) != nil || string(data) != string(metadataOf("1", "gpu-0")) || info.Mode() != 0o640 {
-			t.Errorf("held %t: got %q, %v, errors %v and %v, want the same file", held, data, info.Mode(), err, failed)
+		for _, file := range files {
+			entries, err := os.ReadDir(filepath.Dir(file))
+			if err != nil || len(entries) > 0 != held {
+				t.Errorf("held %t: got files %v and error %v, want one if one is held", held, entries, err)
+			}
+			if !held {
+				continue
+			}
+			data, err := os.ReadFile(file)
+			info, failed := os.Stat(file)
+			if errors.Join(err, failed) != nil || string(data) != string(metadataOf("1", "gpu-0")) ||
+				info.Mode() != 0o640 {
+				t.Errorf("got %q, %v, errors %v and %v, want the same file", data, info.Mode(), err, failed)
+			}
 		}
 		release()
 		ask()
-		must(t, m.Write(file, metadataOf("1", "gpu-1"), 0o640))
+		write("gpu-1")
 		ask()
 		m.forget("1")
-		must(t, os.Remove(file))
-		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
+		write("gpu-0")
 		ask()
-		if want := []bool{!held, false, false, true}; !slices.Equal(got, want) {
+		if want := []bool{!held, false, !held, true}; !slices.Equal(got, want) {
 			t.Errorf("held %t: got %v, want %v", held, got, want)
 		}
 	}
@@ -199,8 +212,11 @@ func TestClosedMetadata(t *testing.T) {
 		if got, want := m.unmounted(claimC), !m.closed; got != want {
 			t.Errorf("closed %t: got unmounted %t, want %t", m.closed, got, want)
 		}
+		if _, err := os.Stat(file); (err == nil) != m.closed {
+			t.Errorf("closed %t: the file has error %v", m.closed, err)
+		}
 		m.forget("1")
-		must(t, os.Remove(file))
+		must(t, os.RemoveAll(file))
 		m.Close()
 		m.Close()
 		if after := inotify.Count(t); after != before {
