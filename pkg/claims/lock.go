@@ -48,15 +48,12 @@ func (t *tx) lockNew(results []allocation.Result) error {
 }
 
 // lockRecorded locks all GPUs of the claim and reads its current record. While this call waited for the locks, another
-// one may have released the claim, or prepared it again. Error: checkpoint.ErrNotFound.
-func (t *tx) lockRecorded() error {
+// one may have released the claim, or prepared it again since before was read. Error: checkpoint.ErrNotFound.
+func (t *tx) lockRecorded(before checkpoint.PreparedClaim) error {
 	for {
-		before, err := t.Records.Get(t.claim.UID)
-		if err != nil {
-			return err
-		}
 		devices := before.Plan.Devices()
-		if err := t.lock(devices); err != nil {
+		err := t.lock(devices)
+		if err != nil {
 			return err
 		}
 		t.record, err = t.Records.Get(t.claim.UID)
@@ -64,12 +61,13 @@ func (t *tx) lockRecorded() error {
 			return err
 		}
 		t.unlock()
+		before = t.record
 	}
 }
 
 // lockHeld is lockRecorded for a claim that is not being released. Error: checkpoint.ErrNotFound.
-func (t *tx) lockHeld() error {
-	err := t.lockRecorded()
+func (t *tx) lockHeld(before checkpoint.PreparedClaim) error {
+	err := t.lockRecorded(before)
 	if err == nil && t.record.Phase == checkpoint.Releasing {
 		err = fmt.Errorf("claim %s is being released: %w", t.record.Claim, checkpoint.ErrNotFound)
 	}

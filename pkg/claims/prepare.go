@@ -60,7 +60,7 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 	case err == nil && results != nil && !serves(rec, results):
 		err = t.releaseFormer(results)
 	case err == nil:
-		err = t.lockHeld()
+		err = t.lockHeld(rec)
 	}
 	if err != nil {
 		return err
@@ -249,7 +249,7 @@ func (t *tx) awaitDaemons() error {
 			return err
 		}
 	}
-	return t.lockHeld()
+	return t.lockHeld(t.record)
 }
 
 // How many claims Resume works on at once, and how long on each.

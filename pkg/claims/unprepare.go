@@ -49,10 +49,14 @@ func (t *tx) release(results []allocation.Result) error {
 	defer t.unlock()
 
 	// Lock the GPUs of the record.
-	if err := t.checkRunning(); err != nil {
+	rec, err := t.Records.Get(t.claim.UID)
+	if err != nil {
 		return err
 	}
-	if err := t.lockRecorded(); err != nil || results != nil && serves(t.record, results) {
+	if err := t.checkRunning(rec); err != nil {
+		return err
+	}
+	if err := t.lockRecorded(rec); err != nil || results != nil && serves(t.record, results) {
 		return err
 	}
 
@@ -115,10 +119,9 @@ func (t *tx) release(results []allocation.Result) error {
 
 // checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
 // unprepares its claims although containers may still run. Error: ErrRunning.
-func (t *tx) checkRunning() error {
-	rec, err := t.Records.Get(t.claim.UID)
-	if err != nil || rec.Phase == checkpoint.Releasing || rec.BootID != t.BootID || t.Running == nil {
-		return nil //nolint:nilerr // release reports a record that cannot be read
+func (t *tx) checkRunning(rec checkpoint.PreparedClaim) error {
+	if rec.Phase == checkpoint.Releasing || rec.BootID != t.BootID || t.Running == nil {
+		return nil
 	}
 	return t.step(steps.FindUsers, func() error {
 		running, err := t.Running(rec.Claim)
