@@ -64,7 +64,12 @@ func (inv Inventory) FindUUID(id gpu.UUID) (gpu.Device, bool) {
 }
 
 func (inv Inventory) index(name string) int {
-	return slices.IndexFunc(inv, func(d gpu.Device) bool { return d.Name == name })
+	for i := range inv { // a device has some hundred bytes, which slices.IndexFunc would copy
+		if inv[i].Name == name {
+			return i
+		}
+	}
+	return -1
 }
 
 // GPUs returns the devices that are whole GPUs, without those for virtual machines.
@@ -82,15 +87,15 @@ func (inv Inventory) GPUs() Inventory {
 // offered as partitions or vGPUs; its memory, speed and use are then those of one.
 func (inv Inventory) Present() Inventory {
 	var present Inventory
-	for _, d := range inv {
-		if d.Type == gpu.TypeVFIO || d.InVM() {
+	for i := range inv {
+		d := &inv[i]
+		if d.Lost || d.Type == gpu.TypeVFIO || d.InVM() || present.index(gpu.ParentName(d.Name)) >= 0 {
 			continue
 		}
 		if d.Partition != nil || d.VGPU != nil {
-			d = physical(d)
-		}
-		if !d.Lost && present.index(d.Name) < 0 {
-			present = append(present, d)
+			present = append(present, physical(*d))
+		} else {
+			present = append(present, *d)
 		}
 	}
 	return present

@@ -57,6 +57,9 @@ func (p Plan) CheckInPlace(inv inventory.Inventory) error {
 
 // InPlace returns the holders with what their plans still have: see Plan.InPlace.
 func InPlace(holders []Holder, inv inventory.Inventory) []Holder {
+	if len(holders) == 0 {
+		return nil
+	}
 	present := inv.Present()
 	var all []Holder
 	for _, h := range holders {
