@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -96,10 +97,14 @@ func (r *Records) markAll(devices []string, uid types.UID) error {
 	content := []byte(strings.Join(devices, "\n"))
 	for _, device := range devices {
 		dir := filepath.Join(r.devicesDir(), device)
+		file := filepath.Join(dir, string(uid))
+		if there, err := os.ReadFile(file); err == nil && bytes.Equal(there, content) {
+			continue // it is of an earlier phase
+		}
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, string(uid)), content, 0o600); err != nil {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
 			return err
 		}
 	}

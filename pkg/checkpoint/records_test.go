@@ -294,6 +294,26 @@ func TestMarksAreRestored(t *testing.T) {
 	}
 }
 
+// TestMarksAreKept: a later phase of a claim writes only marks that are missing or wrong.
+func TestMarksAreKept(t *testing.T) {
+	dir := t.TempDir()
+	r := open(t, dir)
+	put(t, r, record("u1", Preparing, "gpu-1", "gpu-2"))
+	long := time.Now().Add(-time.Hour).Truncate(time.Second)
+	first, second := filepath.Join(dir, "devices/gpu-1/u1"), filepath.Join(dir, "devices/gpu-2/u1")
+	want, err := os.ReadFile(first)
+	if err := errors.Join(err, os.Chtimes(first, long, long), os.WriteFile(second, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, r, record("u1", Prepared, "gpu-1", "gpu-2"))
+	if info, err := os.Stat(first); err != nil || !info.ModTime().Equal(long) {
+		t.Errorf("error %v; a mark that was right is written again", err)
+	}
+	if got, err := os.ReadFile(second); err != nil || string(got) != string(want) {
+		t.Errorf("got mark %q, error %v, want %q", got, err, want)
+	}
+}
+
 func TestUnreadableRecords(t *testing.T) {
 	for _, row := range []struct {
 		name    string
