@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"time"
 
@@ -20,7 +21,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// patient tries again when the API server was too busy to answer.
+// tooBusy reports whether the API server was too busy to answer, or has broken the connection.
+func tooBusy(err error) bool {
+	var transport *url.Error
+	return apierrors.IsTimeout(err) || errors.As(err, &transport) && !errors.Is(err, context.Canceled)
+}
+
+// patient tries again when the API server was too busy.
 var patient = wait.Backoff{Steps: 5, Duration: time.Second, Factor: 2, Jitter: 0.5}
 
 // publish writes the node's slices as its plugin does at start, and returns them. The plugin also runs a slice
@@ -30,7 +37,7 @@ var patient = wait.Backoff{Steps: 5, Duration: time.Second, Factor: 2, Jitter: 0
 func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
 	[]*resourceapi.ResourceSlice, error) {
 	var written []*resourceapi.ResourceSlice
-	err := retry.OnError(patient, apierrors.IsTimeout, func() (err error) {
+	err := retry.OnError(patient, tooBusy, func() (err error) {
 		written, err = publish.FirstSlices(ctx, f.client, f.driver, node, pools)
 		return err
 	})
