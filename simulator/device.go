@@ -20,10 +20,29 @@ type device struct {
 	library *library
 }
 
-// newDevice returns a new handle each time, because a mock remembers every call as long as it lives.
+// identity is what a handle knows of its GPU.
+type identity struct {
+	uuid, pciBusID string
+	minor, index   int
+}
+
+// newDevice returns a new handle each time, because a mock remembers every call as long as it lives. All handles of a
+// GPU have the functions of the first one: to make them takes longer than all calls of a look at the GPU.
 func newDevice(l *library, c node.GPU) *device {
-	d := &device{Device: server.NewDeviceFromConfig(gpus.Config{}, c.Index), library: l}
-	d.UUID, d.Minor, d.PciBusID = c.UUID, c.Minor, c.PCI.Address.String()
+	is := identity{c.UUID, c.PCI.Address.String(), c.Minor, c.Index}
+	first, made := l.devices.Load(is)
+	if !made {
+		first, _ = l.devices.LoadOrStore(is, makeDevice(l, is))
+	}
+	d := &device{Device: &server.Device{UUID: is.uuid, PciBusID: is.pciBusID, Minor: is.minor, Index: is.index},
+		library: l}
+	copyFuncs(&d.Device.Device, &first.(*device).Device.Device)
+	return d
+}
+
+func makeDevice(l *library, is identity) *device {
+	d := &device{Device: server.NewDeviceFromConfig(gpus.Config{}, is.index), library: l}
+	d.UUID, d.Minor, d.PciBusID = is.uuid, is.minor, is.pciBusID
 	d.setIdentityCalls()
 	d.setModelCalls()
 	d.setUsageCalls()

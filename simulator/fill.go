@@ -24,6 +24,16 @@ func eachFunc(mock any, f func(call string, function reflect.Value)) {
 	}
 }
 
+// copyFuncs gives the mock the functions of another one of the same type.
+func copyFuncs(to, from any) {
+	t, f := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for i := range t.NumField() {
+		if t.Field(i).Kind() == reflect.Func {
+			t.Field(i).Set(f.Field(i))
+		}
+	}
+}
+
 // answer returns the results of a function of that type that returns ret: zero values and ret.
 func answer(t reflect.Type, ret nvml.Return) []reflect.Value {
 	out := make([]reflect.Value, t.NumOut())

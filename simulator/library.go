@@ -24,6 +24,8 @@ type library struct {
 	node *node.Node
 	root string // of a container, which reaches only some GPUs; "" on the node
 
+	devices sync.Map // identity of a GPU → *device, the first one: see newDevice
+
 	mu      sync.Mutex
 	uses    int    // Init minus Shutdown
 	release func() // ends the use of the node; nil without uses

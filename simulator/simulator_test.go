@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
@@ -57,6 +58,21 @@ func gpu(t *testing.T, n *simulator.Node, index int) nvml.Device {
 		t.Fatal(ret)
 	}
 	return d
+}
+
+// A discovery asks for a handle of each GPU. Without the functions of the first handle, one took 967 allocations.
+func TestAnotherHandleIsCheap(t *testing.T) {
+	n := open(t, "dgx-h100")
+	if got := testing.AllocsPerRun(20, func() { gpu(t, n, 3) }); got > 40 {
+		t.Errorf("%v allocations for a handle, want at most 40", got)
+	}
+	first, second := gpu(t, n, 3), gpu(t, n, 3)
+	must(t, n.SetComputeMode("3", hwprofile.ComputeModeExclusiveProcess))
+	for _, d := range []nvml.Device{first, second} {
+		if mode, ret := d.GetComputeMode(); ret != nvml.SUCCESS || mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
+			t.Errorf("compute mode %v, %v", mode, ret)
+		}
+	}
 }
 
 // says is what calls of NVML answer, as text.
