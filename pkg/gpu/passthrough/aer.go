@@ -3,8 +3,8 @@
 package passthrough
 
 import (
-	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -25,8 +25,9 @@ func (b Bus) total(at gpu.PCIAddress, file, name string) (n uint64, ok bool) {
 		return 0, false
 	}
 	for line := range strings.Lines(string(text)) {
-		if _, err := fmt.Sscanf(line, name+" %d", &n); err == nil {
-			return n, true
+		if value, found := strings.CutPrefix(line, name+" "); found {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			return n, err == nil
 		}
 	}
 	return 0, false
