@@ -19,6 +19,7 @@ import (
 
 const (
 	idleTime      = time.Minute
+	startTime     = 30 * time.Second // in which the slices of a new plugin are published and compared
 	backToBack    = 200
 	others        = 200
 	rounds        = 2  // each without and with other claims
@@ -33,8 +34,11 @@ const (
 	burst         = 8
 )
 
-// measureIdle measures the idle plugin, before anything was prepared.
+// measureIdle measures the idle plugin, before anything was prepared. The plugin has just been started.
 func measureIdle(ctx context.Context, b *bench) error {
+	if err := sleep(ctx, startTime); err != nil {
+		return err
+	}
 	begin, err := b.process.cpu()
 	if err != nil {
 		return err
