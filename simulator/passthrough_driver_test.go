@@ -315,10 +315,10 @@ func TestRaceForPassthrough(t *testing.T) {
 	d := newVMDriver(t)
 	before := d.String()
 	p := d.preparer()
-	errs := map[string]error{"a": nil, "b": nil}
+	errs := map[string]error{}
 	var mu sync.Mutex
 	var both sync.WaitGroup
-	for name := range errs {
+	for _, name := range []string{"a", "b"} {
 		both.Go(func() {
 			err := prepare(t.Context(), p, name, vmDevice)
 			mu.Lock()
