@@ -118,9 +118,10 @@ func partitionedMachine(ctx context.Context, dir string) (*simulator.Node, gpu.D
 	return machine, found, nil
 }
 
+// openNode opens the machine as the plugin does with the values of the chart: without virtual machines.
 func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Machine, error) {
 	return nvml.Open(nvml.MachineConfig{Library: library, Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
-		Proc: machine.Proc()})
+		Proc: machine.Proc(), ContainersOnly: true})
 }
 
 // watchingTime returns the processor time that this process takes for d while it watches the machine as the plugin
