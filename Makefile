@@ -25,7 +25,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -181,6 +181,10 @@ bench: ## measure the driver and write docs/benchmarks.md, on a cluster of its o
 timeline: ## measure the parts of a pod's start, without and with a claim, and write them to docs/benchmarks.md (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) timeline
+
+compare: ## measure the driver beside NVIDIA's, in turn, and write docs/comparison.md (needs root); PEER=file is NVIDIA's program gpu-kubelet-plugin
+	@./hack/prerequisites.sh root
+	@PEER="$(PEER)" $(DEV) compare
 
 strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/strongest.md (needs root)
 	@./hack/prerequisites.sh root

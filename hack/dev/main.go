@@ -2,8 +2,8 @@
 
 // Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-oldest`, `make test-versions`,
 // `make test-survive`, `make strongest`, `make placement`, `make scale`, `make why-scheduler`, `make bench`,
-// `make timeline`, `make conformance` and `make chaos`: it starts a cluster, builds the images, installs the chart and
-// runs the tests. Run it in the repository root.
+// `make timeline`, `make compare`, `make conformance` and `make chaos`: it starts a cluster, builds the images,
+// installs the chart and runs the tests. Run it in the repository root.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev oldest|versions|survive|bench|timeline|strongest|placement|scale|why|conformance|chaos
+       dev oldest|versions|survive|bench|timeline|compare|strongest|placement|scale|why|conformance|chaos
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
@@ -27,6 +27,7 @@ const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
   survive     crash, kill, upgrade and remove the driver on clusters of its own; E2E_RUN selects tests by a pattern
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
   timeline    measure the parts of a pod's start on a fresh cluster "bench" and stop it
+  compare     measure the driver beside NVIDIA's, without a cluster; PEER is NVIDIA's GPU kubelet plugin
   strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
   placement   place the pods of a trace with kube-scheduler, without and with the controller's scores; TRACE is the
               folder of a trace, PLACEMENT has flags of test/placement
@@ -77,6 +78,8 @@ func run(ctx context.Context, args []string) error {
 		return bench(ctx)
 	case "timeline":
 		return timeline(ctx)
+	case "compare":
+		return compare(ctx)
 	case "strongest":
 		return strongest(ctx)
 	case "placement":

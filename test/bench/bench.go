@@ -92,10 +92,9 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 	return b, nil
 }
 
-// findGPUs reads the devices from the slices. All of them are on one node.
+// findGPUs reads the devices from the slices, of the bench's node if it has one. Otherwise all are on one node.
 func (b *bench) findGPUs(ctx context.Context) error {
-	slices, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" +
-		driver})
+	slices, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: b.ownSlices()})
 	if err != nil {
 		return err
 	}
@@ -113,6 +112,15 @@ func (b *bench) findGPUs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ownSlices selects the driver's slices, of the bench's node if it has one.
+func (b *bench) ownSlices() string {
+	selector := "spec.driver=" + driver
+	if b.node != "" {
+		selector += ",spec.nodeName=" + b.node
+	}
+	return selector
 }
 
 // attach connects to the current plugin process.

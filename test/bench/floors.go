@@ -217,28 +217,42 @@ func (b *bench) oneClaim(ctx context.Context, s *subject, number int, prepares, 
 	if err != nil {
 		return err
 	}
+	held, err := b.hold(ctx, s, prepareOn, claims)
+	*prepares, *unprepares = append(*prepares, held.prepare), append(*unprepares, held.unprepare)
+	*cpu = append(*cpu, held.cpu)
+	return err
+}
+
+// prepareFunc prepares claims and returns how long that takes.
+type prepareFunc = func(context.Context, drapb.DRAPluginClient, ...*drapb.Claim) (time.Duration, error)
+
+// held is how long a plugin takes to prepare claims, to unprepare them in one call, and how much processor time it uses
+// for both.
+type held struct{ prepare, unprepare, cpu time.Duration }
+
+// hold prepares the claims and unprepares them after claimPause.
+func (b *bench) hold(ctx context.Context, s *subject, prepare prepareFunc, claims []*drapb.Claim) (h held, err error) {
+	for _, claim := range claims {
+		if _, err := b.get(ctx, claim); err != nil { // the API server's cache is warm for all
+			return h, err
+		}
+	}
 	before, err := s.process.cpu()
 	if err != nil {
-		return err
+		return h, err
 	}
-	if _, err := b.get(ctx, claims[0]); err != nil { // the API server's cache is warm for all
-		return err
-	}
-	prepared, err := prepareOn(ctx, s.kubelet, claims...)
-	if err != nil {
-		return err
+	if h.prepare, err = prepare(ctx, s.kubelet, claims...); err != nil {
+		return h, err
 	}
 	if err := sleep(ctx, claimPause); err != nil {
-		return err
+		return h, err
 	}
-	released, err := unprepareOn(ctx, s.kubelet, claims...)
-	if err != nil {
-		return err
+	if h.unprepare, err = unprepareOn(ctx, s.kubelet, claims...); err != nil {
+		return h, err
 	}
 	after, err := s.process.cpu()
-	*prepares, *unprepares = append(*prepares, prepared), append(*unprepares, released)
-	*cpu = append(*cpu, after-before)
-	return err
+	h.cpu = after - before
+	return h, err
 }
 
 // callEach prepares each claim in a call of its own, at once.
@@ -252,21 +266,13 @@ func callEach(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drap
 }
 
 // eightClaims prepares eight claims at once.
-func (b *bench) eightClaims(ctx context.Context, s *subject, times *samples,
-	prepare func(context.Context, drapb.DRAPluginClient, ...*drapb.Claim) (time.Duration, error)) error {
+func (b *bench) eightClaims(ctx context.Context, s *subject, times *samples, prepare prepareFunc) error {
 	claims, err := b.claimsOf(ctx, s.driver, 0, burst)
 	if err != nil {
 		return err
 	}
-	took, err := prepare(ctx, s.kubelet, claims...)
-	if err != nil {
-		return err
-	}
-	*times = append(*times, took)
-	if err := sleep(ctx, claimPause); err != nil {
-		return err
-	}
-	_, err = unprepareOn(ctx, s.kubelet, claims...)
+	held, err := b.hold(ctx, s, prepare, claims)
+	*times = append(*times, held.prepare)
 	return err
 }
 

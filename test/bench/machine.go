@@ -13,13 +13,19 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
-// thisMachine describes the machine and the versions of the measurement.
-func thisMachine(ctx context.Context, b *bench) string {
+// benchDocs and peerDocs are the pages of `make bench` and of `make compare`.
+const (
+	benchDocs = "docs/benchmarks.md"
+	peerDocs  = "docs/comparison.md"
+)
+
+// thisMachine describes the machine and the versions of the measurement, for that page.
+func thisMachine(ctx context.Context, b *bench, docs string) string {
 	kubernetes := "?"
 	if version, err := b.client.Discovery().ServerVersion(); err == nil {
 		kubernetes = strings.TrimPrefix(version.GitVersion, "v")
 	}
-	return page.Machine(ctx, "docs/benchmarks.md", kubernetes)
+	return page.Machine(ctx, docs, kubernetes)
 }
 
 // busy returns the processor time that the machine has used so far, without idle, iowait and steal.

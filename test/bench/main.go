@@ -26,11 +26,19 @@ func main() {
 		docs       = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
 		picture    = flag.String("timeline", "", "measure the start of pods alone: write the picture to this file and "+
 			"the table to -docs")
-		only = flag.String("rows", "", "measure what matches this pattern; \"list\" names what there is")
+		peer = flag.String("peer", "", "NVIDIA's GPU kubelet plugin, gpu-kubelet-plugin: compare this driver with it, "+
+			"without a cluster, and write the table to -docs")
+		kubernetes = flag.String("programs", "", "folder with etcd and kube-apiserver, for -peer")
+		only       = flag.String("rows", "", "measure what matches this pattern; \"list\" names what there is")
 	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := run(ctx, *kubeconfig, *docs, *picture, *only)
+	var err error
+	if *peer != "" {
+		err = comparePeer(ctx, *kubernetes, *peer, *docs)
+	} else {
+		err = run(ctx, *kubeconfig, *docs, *picture, *only)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -73,7 +81,7 @@ func run(ctx context.Context, kubeconfig, docs, picture, only string) error {
 	if err := b.cleanUp(ctx); err != nil {
 		return err
 	}
-	text := b.report(thisMachine(ctx, b))
+	text := b.report(thisMachine(ctx, b, benchDocs))
 	fmt.Println()
 	fmt.Println(strings.TrimSpace(text))
 	if docs == "" {

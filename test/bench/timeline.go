@@ -102,7 +102,7 @@ func timeline(ctx context.Context, b *bench, docs, picture string) error {
 		}
 	}
 	lanes := lanesOf(took)
-	text := thisMachine(ctx, b) + "\n\n" + timelineTable(medians) + "\n" + laneTable(lanes)
+	text := thisMachine(ctx, b, benchDocs) + "\n\n" + timelineTable(medians) + "\n" + laneTable(lanes)
 	fmt.Println(text)
 	return errors.Join(os.WriteFile(picture, []byte(timelinePicture(medians, lanes)), 0o644),
 		page.Insert(docs, "make timeline", text))

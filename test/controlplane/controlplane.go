@@ -93,6 +93,9 @@ func (p *Process) Stop() {
 	}
 }
 
+// PID returns the number of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Ended returns nil while the program runs, and then an error with the last line of its log.
 func (p *Process) Ended() error {
 	select {
