@@ -280,8 +280,9 @@ func (c *contest) table() string {
 		if of[2][middle] < f.aim {
 			verdict = "**miss**"
 		}
-		fmt.Fprintf(&text, "| %s | %.3g | %.3g | %.2f (%.2f to %.2f) | ≥ %.1f | %s |\n", f.what, of[0][middle],
-			of[1][middle], of[2][middle], of[2][0], of[2][len(of[2])-1], f.aim, verdict)
+		fmt.Fprintf(&text, "| %s | %s | %s | %.2f (%.2f to %.2f) | ≥ %.1f | %s |\n", f.what,
+			formatValues(of[0][middle:middle+1]), formatValues(of[1][middle:middle+1]), of[2][middle], of[2][0],
+			of[2][len(of[2])-1], f.aim, verdict)
 	}
 	return text.String()
 }

@@ -87,7 +87,7 @@ func (c *contest) open(ctx context.Context, peer, disk, memory string) error {
 				"--registry-dir=" + registry, "--cdi-dir=" + cdi, "--driver-root=" + root,
 				"--driver-root-mount=" + root, "--cdi-hook=" + hook, "--combined-cdi-hook=" + bin + "/cdi-hooks",
 				"--http-address=127.0.0.1:0", "--pod-resources=" + filepath.Join(dir, "none"),
-				"--metrics-container-usage", "--idle-after=30m"}
+				"--metrics-container-usage", "--idle-after=30m", "-v=2"}
 		} else { // as its chart does, but without its limit of requests
 			s.args = []string{peer, "--kubelet-plugins-directory-path=" + plugins,
 				"--kubelet-registrar-directory-path=" + registry, "--cdi-root=" + cdi, "--nvidia-driver-root=" + root,
