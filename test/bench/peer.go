@@ -198,9 +198,12 @@ func (c *contest) calls(ctx context.Context) error {
 // callsOf takes the figures of Prepare and Unprepare of such claims.
 func (c *contest) callsOf(ctx context.Context, what string, n int, claims claimsFunc) error {
 	t, err := c.inTurn(ctx, n, prepareOn, claims)
+	if err != nil {
+		return err
+	}
 	c.note("Prepare, "+what, 1, t[0].prepare.p50(), t[1].prepare.p50())
 	c.note("Unprepare, "+what, leastUnprepare, t[0].unprepare.p50(), t[1].unprepare.p50())
-	return err
+	return nil
 }
 
 // inTurn lets both sides hold claims n times, each of them first every second time.
