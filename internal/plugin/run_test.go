@@ -179,7 +179,7 @@ func freeAddress(t *testing.T) string {
 func (k *fakeKubelet) eventually(what string, check func() error) {
 	k.t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true,
+	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 5*time.Minute, true,
 		func(context.Context) (bool, error) {
 			last = check()
 			return last == nil, nil

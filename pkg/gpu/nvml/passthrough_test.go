@@ -317,11 +317,11 @@ func TestBindWhileACallHangs(t *testing.T) {
 	v := newVMMachine(t)
 	must(t, v.simulated.Slow(v.other.Name, node.AllCalls, time.Hour))
 	defer func() { must(t, v.simulated.Heal(v.other.Name)) }()
-	v.Timeout = 300 * time.Millisecond
+	v.Timeout = 2 * time.Second
 	_, err := v.Discover(t.Context())
 	must(t, err)
 	for range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		err := v.bind(ctx)
 		cancel()
 		if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), "a call of NVML does not return") {

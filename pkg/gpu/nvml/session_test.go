@@ -127,7 +127,7 @@ func TestSessionWithoutHealthyGPU(t *testing.T) {
 // A GPU that hangs keeps nobody from the others: it is lost until its call returns, and nothing else is asked of it.
 func TestHangingGPU(t *testing.T) {
 	m, n := following(t, "dgx-h100")
-	n.Timeout = 300 * time.Millisecond
+	n.Timeout = 3 * time.Second
 	found, err := n.Discover(t.Context())
 	must(t, err)
 	sick, healthy := found.Devices[0], found.Devices[1]
@@ -162,7 +162,7 @@ func TestHangingGPU(t *testing.T) {
 // While the MIG mode of a GPU is being changed it is not asked, and counts as it was.
 func TestLookWhileTheMIGModeChanges(t *testing.T) {
 	m, n := following(t, "dgx-h100")
-	n.Timeout = 300 * time.Millisecond
+	n.Timeout = 3 * time.Second
 	found, err := n.Discover(t.Context())
 	must(t, err)
 	must(t, m.Inject(found.Devices[0].Name, "SetMigMode", node.Fault{Delay: time.Hour, Times: 1}))
