@@ -94,7 +94,7 @@ func measurePods(ctx context.Context, b *bench) (err error) {
 // podStarts are bursts of pods that were created in parallel, each until the last of its pods was seen running.
 type podStarts struct {
 	running, bound samples
-	used           map[string]samples // processor time, by the keys of programs
+	used           processorTimes
 }
 
 // offer publishes eight devices of the driver and a class for them, until undo is called.
@@ -167,30 +167,22 @@ func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int, took *p
 		return err
 	}
 	defer events.Stop()
-	before, err := readProcessorTimes()
-	if err != nil {
+	if took.used == nil {
+		took.used = processorTimes{}
+	}
+	var begin, bound, running time.Time
+	if err := took.used.during(func() (err error) {
+		begin = time.Now()
+		err = atOnce(n, n, func(int) error { _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); return err })
+		if err != nil {
+			return fmt.Errorf("create a pod: %w", err)
+		}
+		bound, running, err = allRunning(ctx, events, n)
 		return err
-	}
-	begin := time.Now()
-	err = atOnce(n, n, func(int) error { _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); return err })
-	if err != nil {
-		return fmt.Errorf("create a pod: %w", err)
-	}
-	bound, running, err := allRunning(ctx, events, n)
-	if err != nil {
-		return err
-	}
-	after, err := readProcessorTimes()
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	took.bound, took.running = append(took.bound, bound.Sub(begin)), append(took.running, running.Sub(begin))
-	if took.used == nil {
-		took.used = map[string]samples{}
-	}
-	for key := range after {
-		took.used[key] = append(took.used[key], after[key]-before[key])
-	}
 	return errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}), b.empty(ctx))
 }
 

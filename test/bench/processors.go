@@ -16,6 +16,34 @@ var partsOfCluster = map[string]string{
 // otherPrograms is the key of what no program among partsOfCluster has used.
 const otherPrograms = "others"
 
+// processorTimes are samples of processor time, by the keys of programs.
+type processorTimes map[string]samples
+
+// during adds the processor time that the machine uses while do runs.
+func (t processorTimes) during(do func() error) error {
+	before, err := readProcessorTimes()
+	if err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	after, err := readProcessorTimes()
+	for key := range after {
+		t[key] = append(t[key], after[key]-before[key])
+	}
+	return err
+}
+
+// p50s returns the medians of the keys, 0 for a program that did not run.
+func (t processorTimes) p50s(keys ...string) []float64 {
+	var all []float64
+	for _, key := range keys {
+		all = append(all, t[key].p50())
+	}
+	return all
+}
+
 // readProcessorTimes returns how much processor time the machine has used so far, by the keys of programs.
 func readProcessorTimes() (map[string]time.Duration, error) {
 	total, err := busy()

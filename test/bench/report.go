@@ -46,8 +46,8 @@ func (b *bench) report(machine string) string {
 }
 
 func within(here, aims []float64) bool {
-	for i, aim := range aims {
-		if i < len(here) && here[i] > aim {
+	for i, value := range here {
+		if value > aims[min(i, len(aims)-1)] {
 			return false
 		}
 	}

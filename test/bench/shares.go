@@ -114,52 +114,64 @@ func (b *bench) sharesBesidePlain(ctx context.Context) error {
 	return nil
 }
 
+// burstParts are the keys of the programs whose processor time is told for bursts of fractions.
+var burstParts = []string{"api", "etcd", "containerd", "driver", otherPrograms}
+
 // measureManyShares times many fractions in parallel on all GPUs, with and without running daemons.
 func measureManyShares(ctx context.Context, b *bench) error {
 	if err := b.withDaemons(ctx, len(b.gpus), func() error {
-		gets, prepares, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, cdiPause) })
-		b.results["gets32"], b.results["shares32"] = []float64{gets.p50()}, []float64{prepares.p50()}
+		t, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, cdiPause) })
+		b.results["gets32"], b.results["shares32"] = []float64{t.gets.p50()}, []float64{t.prepares.p50()}
+		b.results["shares32cpu"] = t.used.p50s(burstParts...)
 		return err
 	}); err != nil {
 		return err
 	}
-	_, prepares, err := b.sharesAtOnce(ctx, coldBursts, func() error { return b.noDaemons(ctx) })
-	b.results["firstshares32"] = []float64{prepares.p50()}
+	t, err := b.sharesAtOnce(ctx, coldBursts, func() error { return b.noDaemons(ctx) })
+	b.results["firstshares32"] = []float64{t.prepares.p50()}
+	b.results["firstshares32cpu"] = t.used.p50s(burstParts...)
 	return errors.Join(err, b.deleteClaims(ctx))
+}
+
+// burstTimes are those of bursts of claims: all reads from the API server, all prepare calls, and the processor time
+// during these calls.
+type burstTimes struct {
+	gets, prepares samples
+	used           processorTimes
 }
 
 // sharesAtOnce times parallel prepare calls for fractions on all GPUs, and the same number of reads from the API
 // server. It calls rest before each burst.
-func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error) (gets, prepares samples, err error) {
+func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error) (burstTimes, error) {
+	t := burstTimes{used: processorTimes{}}
 	for range bursts {
 		claims, err := b.allocated(ctx, b.fractions(shareBurst)...)
 		if err != nil {
-			return nil, nil, err
+			return t, err
 		}
 		if err := rest(); err != nil {
-			return nil, nil, err
+			return t, err
 		}
-		for _, step := range []struct {
-			do   func(i int) (time.Duration, error)
-			wall *samples
-		}{
-			{func(i int) (time.Duration, error) { return b.get(ctx, claims[i]) }, &gets},
-			{func(i int) (time.Duration, error) { return b.prepare(ctx, claims[i]) }, &prepares},
-		} {
+		burst := func(wall *samples, call func(i int) (time.Duration, error)) error {
 			begin := time.Now()
-			if err := atOnce(shareBurst, shareBurst, func(i int) error {
-				_, err := step.do(i)
-				return err
-			}); err != nil {
-				return nil, nil, err
-			}
-			*step.wall = append(*step.wall, time.Since(begin))
+			err := atOnce(shareBurst, shareBurst, func(i int) error { _, err := call(i); return err })
+			*wall = append(*wall, time.Since(begin))
+			return err
+		}
+		err = burst(&t.gets, func(i int) (time.Duration, error) { return b.get(ctx, claims[i]) })
+		if err != nil {
+			return t, err
+		}
+		if err := t.used.during(func() error {
+			return burst(&t.prepares, func(i int) (time.Duration, error) { return b.prepare(ctx, claims[i]) })
+		}); err != nil {
+			return t, err
 		}
 		if _, err := b.unprepare(ctx, claims...); err != nil {
-			return nil, nil, err
+			return t, err
 		}
 	}
-	return gets, prepares, nil
+	return t, nil
 }
 
 // fractions returns n fractions, of each GPU in turn.

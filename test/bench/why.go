@@ -29,13 +29,12 @@ const (
 	whyUpdate  = "the driver notices the update at its next look; then each claim is rendered and written anew."
 	whyStart   = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
 	whyKubelet = "a slice that somebody else has removed is written again after half a second."
-	whyRSS     = "the safe floor, which has nothing of the driver, is above the aim: see its row. Three fifths are " +
-		"pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
-		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
-		"pages and can drop them. Of 8 MiB that live in the heap, with the simulation, 3 are two copies of the " +
-		"slices that kubeletplugin's controller keeps, with 25 attributes of 128 bytes in a map for each device, " +
-		"and Go lets the heap grow by half. Collecting more often (GOGC=20) saves 2 MiB and takes half as much " +
-		"processor time again."
+	whyRSS     = "three fifths are pages of the program file, as in the floor. More than a third of its code " +
+		"and data (go tool nm) are the types of all Kubernetes API groups, which client-go registers whether they " +
+		"are used or not. The kernel shares these pages and can drop them. Of 8 MiB that live in the heap, with the " +
+		"simulation, 3 are two copies of the slices that kubeletplugin's controller keeps, with 25 attributes of " +
+		"128 bytes in a map for each device, and Go lets the heap grow by half. Collecting more often (GOGC=20) " +
+		"saves 2 MiB and takes half as much processor time again."
 	whyCPU = "with 208 partitions offered beside 8 GPUs. Its parts are below, under \"What an idle plugin costs\". " +
 		"docs/operate.md lists the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
