@@ -108,7 +108,8 @@ func (n *Node) Slow(which, call string, d time.Duration) error {
 }
 
 // Inject injects a fault into a call of the GPU. It replaces an earlier fault of the same kind, error or delay.
-// AllCalls means every call. An error and a delay of the same call are two faults, and each counts the calls.
+// AllCalls means every call. An error and a delay of the same call are two faults, and each counts the calls. Another
+// driver may have the GPU: its calls fail when it is back.
 func (n *Node) Inject(which, call string, f Fault) error {
 	if call != AllCalls && !hwprofile.KnownCall(call) {
 		return hwprofile.UnknownCall(call)
@@ -116,7 +117,7 @@ func (n *Node) Inject(which, call string, f Fault) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	return n.change(which, func(_ GPU, s *GPUState) error {
+	return n.changePresent(which, func(_ GPU, s *GPUState) error {
 		faults := &s.Faults
 		if f.Delay != 0 {
 			faults = &s.Delays
@@ -129,9 +130,10 @@ func (n *Node) Inject(which, call string, f Fault) error {
 	})
 }
 
-// Heal removes all faults of the GPU. It is no error if there are none. It does not plug an unplugged GPU back.
+// Heal removes all faults of the GPU, also while another driver has it. It is no error if there are none. It does not
+// plug an unplugged GPU back.
 func (n *Node) Heal(which string) error {
-	return n.change(which, func(_ GPU, s *GPUState) error {
+	return n.changePresent(which, func(_ GPU, s *GPUState) error {
 		s.Faults, s.Delays = nil, nil
 		return nil
 	})

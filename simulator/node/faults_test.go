@@ -176,3 +176,26 @@ func TestUnpluggedGPUWithFaults(t *testing.T) {
 		t.Errorf("removed: %s, %v", e, err)
 	}
 }
+
+// A virtual machine may have the GPU when faults begin and end.
+func TestFaultsOfAGPUWithAnotherDriver(t *testing.T) {
+	n := open(t, tmpfs.Dir(t), profile(t, "l40s-x4"))
+	v, err := n.View()
+	must(t, err)
+	gpu := v.GPUs[0]
+	drive := func(what string) {
+		t.Helper()
+		must(t, n.WriteSysfs("bus/pci/drivers/nvidia/"+what, gpu.PCI.Address.String()))
+	}
+	for _, healed := range []bool{false, true} {
+		drive("unbind")
+		must(t, n.Fail(gpu.Name, "GetName", "ERROR_UNKNOWN"))
+		if healed {
+			must(t, n.Heal(gpu.Name))
+		}
+		drive("bind")
+		if _, e, err := n.TakeFault(gpu.UUID, "GetName"); (e == "") != healed || err != nil {
+			t.Errorf("healed %v: back with NVIDIA's driver: error %q, %v", healed, e, err)
+		}
+	}
+}

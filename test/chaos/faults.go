@@ -106,21 +106,19 @@ func failCall(ctx context.Context, l *lab, f faultPlan) error {
 	}
 	call := failing[int(f.pick)%len(failing)]
 	l.say("%s: the next call but %d of %s fails", f.node, f.pick%3, call)
-	each := func(do func(gpu string) error) error {
-		v, err := machine.View()
-		if err != nil {
-			return err
-		}
-		for _, g := range v.GPUs {
-			err = errors.Join(err, do(g.Name))
-		}
+	v, err := machine.View()
+	if err != nil {
 		return err
 	}
-	err = each(func(gpu string) error {
-		return machine.Inject(gpu, call, sim.Fault{Error: "ERROR_UNKNOWN", After: int(f.pick % 3), Times: 1})
-	})
+	for _, g := range v.OnBus() { // a virtual machine may take or return one meanwhile
+		err = errors.Join(err, machine.Inject(g.Name, call,
+			sim.Fault{Error: "ERROR_UNKNOWN", After: int(f.pick % 3), Times: 1}))
+	}
 	pause(ctx, 2*f.hold)
-	return errors.Join(err, each(machine.Heal))
+	for _, g := range v.OnBus() {
+		err = errors.Join(err, machine.Heal(g.Name))
+	}
+	return err
 }
 
 // crashAtStep kills the plugin when it reaches the n-th step of preparing or releasing the next claim.
