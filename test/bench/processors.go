@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// partsOfCluster are the keys under which the processor time of programs is told while pods start.
+// partsOfCluster are the keys under which the processor time of programs is told.
 var partsOfCluster = map[string]string{
 	"kube-apiserver": "api", "etcd": "etcd", "kube-scheduler": "scheduler", "kube-controller-manager": "manager",
 	"kubelet": "kubelet", "containerd": "containerd", program: "driver", "dra-controller": "driver", "floor": "floor",
@@ -15,6 +15,9 @@ var partsOfCluster = map[string]string{
 
 // otherPrograms is the key of what no program among partsOfCluster has used.
 const otherPrograms = "others"
+
+// claimPrograms are the keys of the programs that work while claims are prepared and unprepared.
+var claimPrograms = []string{"api", "etcd", "containerd", "driver", otherPrograms}
 
 // processorTimes are samples of processor time, by the keys of programs.
 type processorTimes map[string]samples

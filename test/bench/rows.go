@@ -66,7 +66,9 @@ var rows = []row{
 	{key: "parse200", what: "– the CDI directory then, read as containerd reads it at each change, p50", unit: "ms"},
 	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms",
 		peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
-	{key: "claimcpu", what: "– the plugin's processor time for a claim then: prepare, unprepare", unit: "ms"},
+	{key: "backtobackall", what: "– from one to the next: prepare, unprepare, mean", unit: "ms"},
+	{key: "backtobackcpu", what: "– processor time in that: API server / etcd / containerd / plugin and controller / " +
+		"all else, mean", unit: "ms"},
 	{key: "statuscpu", what: "– the plugin's processor time to write the status of a claim, of 200 that are " +
 		"prepared, when no call has run for three seconds", unit: "ms"},
 	{key: "churn", what: "10,000 claims, on 8 GPUs at once: RSS of the plugin, its growth over the last 5,000",

@@ -114,22 +114,19 @@ func (b *bench) sharesBesidePlain(ctx context.Context) error {
 	return nil
 }
 
-// burstParts are the keys of the programs whose processor time is told for bursts of fractions.
-var burstParts = []string{"api", "etcd", "containerd", "driver", otherPrograms}
-
 // measureManyShares times many fractions in parallel on all GPUs, with and without running daemons.
 func measureManyShares(ctx context.Context, b *bench) error {
 	if err := b.withDaemons(ctx, len(b.gpus), func() error {
 		t, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, cdiPause) })
 		b.results["gets32"], b.results["shares32"] = []float64{t.gets.p50()}, []float64{t.prepares.p50()}
-		b.results["shares32cpu"] = t.used.p50s(burstParts...)
+		b.results["shares32cpu"] = t.used.p50s(claimPrograms...)
 		return err
 	}); err != nil {
 		return err
 	}
 	t, err := b.sharesAtOnce(ctx, coldBursts, func() error { return b.noDaemons(ctx) })
 	b.results["firstshares32"] = []float64{t.prepares.p50()}
-	b.results["firstshares32cpu"] = t.used.p50s(burstParts...)
+	b.results["firstshares32cpu"] = t.used.p50s(claimPrograms...)
 	return errors.Join(err, b.deleteClaims(ctx))
 }
 

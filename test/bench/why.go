@@ -22,8 +22,9 @@ const (
 		"machine, and sixteen fsyncs on " +
 		"one journal. None waits for another in the driver: locks are per GPU."
 	whyClaims8    = "as eight calls at once: each claim of a call is fetched and prepared by itself."
-	whyBackToBack = "not profiled. In the rows of one claim the bench waits 10 ms before it releases it, so that " +
-		"containerd can read the CDI directory; here it still reads during the next call, on the same cores."
+	whyBackToBack = "in the rows of one claim the bench waits 10 ms before it releases it, so that containerd can " +
+		"read the CDI directory; here it still reads during the next call. The rows below tell how much of the " +
+		"machine's processors is used, and by whom."
 	whyHang = "the calls on other GPUs wait for nothing of the GPU that hangs: a look at it goes on beside them. " +
 		"What is more is the processor time of that look."
 	whyUpdate  = "the driver notices the update at its next look; then each claim is rendered and written anew."
