@@ -129,7 +129,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	preparer := p.preparer(ctx, gpus, reporter, metadata)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
 		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write,
-		RemoveMetadata: metadata.RemoveAll}
+		MakeMetadataDir: metadata.MkdirAll, RemoveMetadata: metadata.RemoveAll}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {

@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,11 +71,12 @@ type fakeKubelet struct {
 	http      string
 	proc      string // the proc file system
 	client    *fake.Clientset
+	observers []steps.Observer
+	stop      func() // stops the plugin; run starts another one
 }
 
 func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	t.Helper()
-	before := inotify.Count(t)
 	// A socket's path must be short.
 	dir, err := os.MkdirTemp("", "plugin")
 	if err != nil {
@@ -95,14 +97,6 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 			t.Fatal(err)
 		}
 	}
-	records, err := checkpoint.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	specs, err := cdi.NewSpecs(driver, filepath.Join(dir, "cdi"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	k.proc = t.TempDir() // without processes of containers
 	if err := os.Mkdir(filepath.Join(k.proc, "self"), 0o755); err != nil {
 		t.Fatal(err)
@@ -111,18 +105,35 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
+	k.run()
+	return k
+}
+
+// run starts a plugin, which the end of the test stops.
+func (k *fakeKubelet) run() {
+	t, dir := k.t, k.dir
+	t.Helper()
+	before := inotify.Count(t)
+	records, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs, err := cdi.NewSpecs(driver, filepath.Join(dir, "cdi"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- (&Plugin{
 			Sockets: kubelet.Sockets{DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir,
 				CDIDir: filepath.Join(dir, "cdi"), Client: k.client},
-			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: k.proc, Machine: machine{k},
+			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: k.proc, Machine: machine{k}, Observers: k.observers,
 			Preparer: claims.Preparer{BootID: "boot", Specs: specs, Records: records,
 				Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Hardware: hardware{}, Toolkit: hardware{}},
 		}).Run(ctx)
 	}()
-	t.Cleanup(func() {
+	k.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("the plugin ended with %v", err)
@@ -134,12 +145,12 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 			return nil
 		})
 	})
+	t.Cleanup(k.stop)
 	k.eventually("sockets", func() error {
 		_, err1 := os.Stat(filepath.Join(dir, driver+"-reg.sock"))
 		_, err2 := os.Stat(filepath.Join(dir, "dra.sock"))
 		return errors.Join(err1, err2)
 	})
-	return k
 }
 
 // machine are the GPUs of the machine, whose events are not watched.
@@ -219,9 +230,9 @@ func (k *fakeKubelet) prepare(claim *resourceapi.ResourceClaim) string {
 	return strings.Join(out, "\n")
 }
 
-func (k *fakeKubelet) unprepare(uid string) error {
+func (k *fakeKubelet) unprepare(ctx context.Context, uid string) error {
 	k.t.Helper()
-	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodeUnprepareResources(context.Background(),
+	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodeUnprepareResources(ctx,
 		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "ns", Name: "c", Uid: uid}}})
 	if err != nil {
 		return err
@@ -300,7 +311,7 @@ func TestDriverInstalledLate(t *testing.T) {
 	if got, want := k.prepare(claim), "error: not ready: no driver at /nowhere"; got != want {
 		t.Errorf("prepare without a driver: got %q, want %q", got, want)
 	}
-	if err := k.unprepare("u"); err != nil {
+	if err := k.unprepare(t.Context(), "u"); err != nil {
 		t.Errorf("unprepare without a driver: %v", err)
 	}
 	k.eventually("the reason in the claim's status", func() error {
@@ -343,7 +354,7 @@ func TestDriverInstalledLate(t *testing.T) {
 	if got, want := k.readyz(), "200 ok"; got != want {
 		t.Errorf("in the end: got %q, want %q", got, want)
 	}
-	if err := k.unprepare("u"); err != nil {
+	if err := k.unprepare(t.Context(), "u"); err != nil {
 		t.Errorf("unprepare: %v", err)
 	}
 	k.eventually("metrics", func() error {
@@ -406,13 +417,96 @@ func TestMetadataOfALaterClaim(t *testing.T) {
 		release string
 		want    error
 	}{{"earlier", nil}, {"later", fs.ErrNotExist}, {"later", fs.ErrNotExist}} {
-		if err := k.unprepare(row.release); err != nil {
+		if err := k.unprepare(t.Context(), row.release); err != nil {
 			t.Errorf("%s is released: %v", row.release, err)
 		}
 		_, err := os.Stat(filepath.Join(k.dir, metadataDir, "ns_c/r/metadata.json"))
 		if !errors.Is(err, row.want) {
 			t.Errorf("%s is released: got error %v of the metadata, want %v", row.release, err, row.want)
 		}
+	}
+}
+
+// TestKilledWhileReleasing: the plugin is killed when it has removed the metadata of a claim with which a container
+// still runs. The next plugin waits for that container, and writes the metadata again if the claim is prepared again.
+func TestKilledWhileReleasing(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "node",
+			Device: "gpu-01-00-0"}}}}
+	for _, again := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the pod starts again: %t", again), func(t *testing.T) {
+			k := start(t, claim)
+			k.installed.Store(true)
+			k.stop()
+			var killed atomic.Bool
+			k.observers = []steps.Observer{func(ctx context.Context, name string,
+				do func(context.Context) error) error {
+				if killed.Load() && name == steps.FindUsers {
+					return errors.Join(do(ctx), errors.New("killed"))
+				}
+				return do(ctx)
+			}}
+			k.run()
+			prepare := func() {
+				t.Helper()
+				k.eventually("prepare", func() error {
+					if got := k.prepare(claim); !strings.Contains(got, "gpu.nvidia.com/metadata=u_r]") {
+						return errors.New(got)
+					}
+					return nil
+				})
+			}
+			prepare()
+			file := filepath.Join(k.dir, metadataDir, "ns_c/r/metadata.json")
+			before, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			killed.Store(true)
+			if err := k.unprepare(t.Context(), "u"); err == nil || !strings.Contains(err.Error(), "killed") {
+				t.Fatalf("killed: got error %v", err)
+			}
+			k.stop()
+			killed.Store(false)
+			if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+				t.Fatalf("got error %v of the metadata, want %v", err, fs.ErrNotExist)
+			}
+			process := filepath.Join(k.proc, "7")
+			err = os.Mkdir(process, 0o755)
+			for name, text := range map[string]string{"cgroup": "0::/kubepods.slice/kubepods-pod0f.slice\n",
+				"mountinfo": "1 0 8:1 " + file + "//deleted /x rw - ext4 / rw\n"} {
+				err = errors.Join(err, os.WriteFile(filepath.Join(process, name), []byte(text), 0o600))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			k.run()
+			if again {
+				prepare()
+				if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
+					t.Errorf("prepared again: got metadata %q, error %v, want %q", after, err, before)
+				}
+			}
+			short, cancel := context.WithTimeout(t.Context(), 5*time.Second) // of which a call waits the first
+			defer cancel()
+			if err := k.unprepare(short, "u"); err == nil {
+				t.Error("released while a container runs")
+			}
+			if err := os.RemoveAll(process); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.unprepare(t.Context(), "u"); err != nil {
+				t.Errorf("not released when it has ended: %v", err)
+			}
+			left, _ := filepath.Glob(filepath.Join(k.dir, metadataDir, "*"))
+			specs, _ := filepath.Glob(filepath.Join(k.dir, "cdi", "*_u*"))
+			records, _ := filepath.Glob(filepath.Join(k.dir, "claims", "*"))
+			if left = slices.Concat(left, specs, records); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
 	}
 }
 

@@ -56,6 +56,7 @@ type Preparer struct {
 	// Containers returns the known containers that use the claim. It is called only when the devices have limits.
 	Containers func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]sharing.Container, error)
 	// Running returns the names of running containers with the claim. The claim is not released before they have ended.
+	// If there is none, none starts until the claim is prepared again. An error may come with containers.
 	Running func(claim sharing.Claim) ([]string, error)
 	// SharedMemory is the /dev/shm that MPS daemons without one of their own share with their clients; empty: none.
 	SharedMemory string

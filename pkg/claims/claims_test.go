@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
@@ -342,6 +345,30 @@ func TestScripts(t *testing.T) {
 				t.Errorf("state: got - want +\n%s", diff)
 			}
 		})
+	}
+}
+
+// What could not be done for a claim that is not released is told beside the container: see containers.Running.
+func TestRunningWithAnError(t *testing.T) {
+	w := newFixture(t)
+	w.run("prepare a gpu-1; run a")
+	before := w.String()
+	p := w.preparer()
+	looks := p.Running
+	p.Running = func(c sharing.Claim) ([]string, error) {
+		found, _ := looks(c)
+		return found, unix.ENOSPC
+	}
+	err := p.Unprepare(w.context(), sharing.Claim{Name: "a", UID: "a"})
+	if !errors.Is(err, claims.ErrRunning) || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got error %v, want %v and %v", err, claims.ErrRunning, unix.ENOSPC)
+	}
+	w.run("end a")
+	if err := p.Unprepare(w.context(), sharing.Claim{Name: "a", UID: "a"}); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got error %v without a container, want %v", err, unix.ENOSPC)
+	}
+	if diff := cmp.Diff(w.String(), before); diff != "" {
+		t.Errorf("state: got - want +\n%s", diff)
 	}
 }
 

@@ -125,10 +125,14 @@ func (t *tx) checkRunning(rec checkpoint.PreparedClaim) error {
 	}
 	return t.step(steps.FindUsers, func() error {
 		running, err := t.Running(rec.Claim)
-		if err == nil && len(running) > 0 {
-			err = fmt.Errorf("%s still runs: %w", strings.Join(running, ", "), ErrRunning)
+		if len(running) == 0 {
+			return err
 		}
-		return err
+		runs := fmt.Errorf("%s still runs: %w", strings.Join(running, ", "), ErrRunning)
+		if err != nil {
+			return fmt.Errorf("%w; %w", runs, err)
+		}
+		return runs
 	})
 }
 

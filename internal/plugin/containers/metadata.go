@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,19 +27,27 @@ type Metadata struct {
 	// Prepared reports whether a claim is prepared. RemoveAll needs it.
 	Prepared func(types.UID) bool
 
-	files  sync.Mutex // held while a file is written, or a directory removed
-	mu     sync.Mutex
-	claims map[types.UID][]mountable
-	events int // inotify instance; 0: not opened yet
-	closed bool
+	files   sync.Mutex // held while a file is written, or a directory removed
+	mu      sync.Mutex
+	claims  map[types.UID][]mountable
+	made    map[string]bool // by directory: no container has a file that was there
+	removed map[types.UID][]removedFile
+	events  int // inotify instance; 0: not opened yet
+	closed  bool
 }
 
 // mountable is the only file that was ever at a path, so a container has this one or none.
 type mountable struct {
 	path  string
-	perm  os.FileMode
 	inode uint64
 	mtime unix.Timespec
+}
+
+// removedFile is a file that is to be written again if its claim is not released.
+type removedFile struct {
+	path string
+	data []byte
+	perm os.FileMode
 }
 
 // Close closes the inotify instance. From then on, files are written as before, and each counts as mounted. It may be
@@ -51,6 +60,27 @@ func (m *Metadata) Close() {
 		_ = unix.Close(m.events)
 		m.events = 0
 	}
+}
+
+// MkdirAll is os.MkdirAll, and notes whether the directory is new. If an old one has no file, a container may still
+// have the one that was there: the plugin was killed while it released the claim.
+func (m *Metadata) MkdirAll(dir string, perm os.FileMode) error {
+	if !strings.HasPrefix(dir, m.Dir+"/") {
+		return os.MkdirAll(dir, perm)
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), perm); err != nil {
+		return err
+	}
+	err := os.Mkdir(dir, perm)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.made == nil {
+		m.made = map[string]bool{}
+	}
+	if m.made[dir] = err == nil; errors.Is(err, os.ErrExist) {
+		return os.MkdirAll(dir, perm)
+	}
+	return err
 }
 
 // Write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
@@ -102,7 +132,7 @@ func newFile(name string, data []byte, perm os.FileMode) (path string, file *mou
 		return "", nil, errors.Join(err, os.Remove(f.Name()))
 	}
 	if slices.Contains(localFileSystems, fs.Type) {
-		file = &mountable{name, perm, stat.Ino, stat.Mtim}
+		file = &mountable{name, stat.Ino, stat.Mtim}
 	}
 	return f.Name(), file, nil
 }
@@ -114,12 +144,16 @@ var localFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix
 
 // wrote notes which file of a claim was written; nil: it may not be the first one.
 func (m *Metadata) wrote(data []byte, name string, first *mountable) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.made[filepath.Dir(name)] {
+		first = nil
+	}
+	delete(m.made, filepath.Dir(name))
 	claim := claimIn(data)
 	if claim == "" {
 		return // nothing is known of any claim
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	files, known := m.claims[claim]
 	i := slices.IndexFunc(files, func(f mountable) bool { return f.path == name })
 	switch {
@@ -166,47 +200,82 @@ func (m *Metadata) forget(claim types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.claims, claim)
+	delete(m.removed, claim)
 }
 
-// unmounted reports that no container has a file of the claim, and removes the files. If it returns false, a container
-// may have one, and the files are as before. It removes each file and sees whether the kernel drops it: a bind mount
-// would keep it. So it takes as long with any number of processes. A container that starts meanwhile finds no file to
-// mount, and does not start.
+// unmounted removes the files of the claim, and reports that no container has one of them. If it returns false, a
+// container may have one, and a claim that is not released needs restore. From here on no container starts with the
+// claim: the runtime finds no file to mount.
+//
+// It sees whether the kernel drops each file that it removes: a bind mount would keep it. So it takes as long with any
+// number of processes.
 func (m *Metadata) unmounted(claim sharing.Claim) bool {
 	m.files.Lock()
 	defer m.files.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	files := m.claims[claim.UID]
-	if len(files) == 0 {
-		return false
-	}
-	requests, err := os.ReadDir(filepath.Join(m.Dir, claim.Namespace+"_"+claim.Name))
-	if err != nil || len(requests) != len(files) { // another instance has written some
-		return false
-	}
-	var contents [][]byte // of the files that are gone
-	for _, f := range files {
-		data, err := os.ReadFile(f.path)
-		dropped := false
-		if err == nil && f.isThere() {
-			contents = append(contents, data)
-			dropped = m.removed(f.path)
+	dir := filepath.Join(m.Dir, claim.Namespace+"_"+claim.Name)
+	requests, err := os.ReadDir(dir)
+	unmounted := err == nil && len(files) > 0 && len(requests) == len(files) // else another instance has written some
+	for _, request := range requests {
+		path := filepath.Join(dir, request.Name(), "metadata.json")
+		data, err := os.ReadFile(path)
+		if err != nil || claimIn(data) != claim.UID { // a later claim may have the same name
+			unmounted = false
+			continue
 		}
-		if !dropped {
-			restore(files, contents)
-			return false
+		m.keep(claim.UID, path, data)
+		isFirst := slices.ContainsFunc(files, func(f mountable) bool { return f.path == path && f.isThere() })
+		if unmounted = unmounted && isFirst; unmounted {
+			unmounted = m.drops(path)
+		} else {
+			_ = os.Remove(path) // without that, containers can start as before
 		}
 	}
-	delete(m.claims, claim.UID)
-	return true
+	if unmounted {
+		delete(m.claims, claim.UID)
+		delete(m.removed, claim.UID)
+	}
+	return unmounted
 }
 
-// restore writes the first files again. Without one, containers of the claim do not start until it is prepared again.
-func restore(files []mountable, contents [][]byte) {
-	for i, data := range contents {
-		_, _ = replaceFile(files[i].path, data, files[i].perm, unix.RENAME_NOREPLACE)
+// keep keeps the content of a file of the claim for restore.
+func (m *Metadata) keep(claim types.UID, path string, data []byte) {
+	perm := os.FileMode(0o644)
+	if info, err := os.Stat(path); err == nil {
+		perm = info.Mode().Perm()
 	}
+	if m.removed == nil {
+		m.removed = map[types.UID][]removedFile{}
+	}
+	former := slices.DeleteFunc(m.removed[claim], func(f removedFile) bool { return f.path == path })
+	m.removed[claim] = append(former, removedFile{path, data, perm})
+}
+
+// restore writes the files of the claim again that unmounted has removed. After an error, as on a full disk, it may be
+// called again; without a file, containers of the claim do not start until it is prepared again.
+func (m *Metadata) restore(claim types.UID) error {
+	m.files.Lock()
+	defer m.files.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	var left []removedFile
+	for _, f := range m.removed[claim] {
+		if _, err := os.Lstat(f.path); err == nil {
+			continue // the claim was prepared meanwhile
+		}
+		_, err := replaceFile(f.path, f.data, f.perm, 0)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // without a directory, the claim was released meanwhile
+			errs, left = append(errs, fmt.Errorf("write the device metadata again: %w", err)), append(left, f)
+		}
+	}
+	delete(m.removed, claim)
+	if len(left) > 0 {
+		m.removed[claim] = left
+	}
+	return errors.Join(errs...)
 }
 
 // isThere reports whether the file is still the one at its path.
@@ -215,9 +284,9 @@ func (f mountable) isThere() bool {
 	return unix.Lstat(f.path, &stat) == nil && stat.Ino == f.inode && stat.Mtim == f.mtime
 }
 
-// removed removes the file, and reports whether the kernel has dropped it: IN_DELETE_SELF comes when the last user of
+// drops removes the file, and reports whether the kernel has dropped it: IN_DELETE_SELF comes when the last user of
 // its directory entry has gone, and with the system call that removes the file if it has no other (inotify(7)).
-func (m *Metadata) removed(name string) bool {
+func (m *Metadata) drops(name string) bool {
 	var err error
 	if m.events == 0 && !m.closed {
 		if m.events, err = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC); err != nil {

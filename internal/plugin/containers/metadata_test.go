@@ -4,6 +4,7 @@ package containers
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +75,8 @@ func TestUnmounted(t *testing.T) {
 		{"written by another process before", "write a, hold a, restart a, change a", false},
 		{"the same was written by another process before", "write a, restart a, write a", false},
 		{"another process has written for another request", "write a, hold a, restart a, write b", false},
+		{"one of two is lost", "write a, hold a, write b, lose a", false},
+		{"lost, and written again by another process", "write a, hold a, restart a, lose a, write a", false},
 		{"removed, and written again", "write a, hold a, remove a, write a", false},
 		{"removed, and written again, of two", "write a, write b, hold a, remove a, write b, write a", false},
 		{"changed, removed, and written again", "write a, hold a, change a, remove a, write a", false},
@@ -87,7 +91,7 @@ func TestUnmounted(t *testing.T) {
 			for step := range strings.SplitSeq(row.does, ", ") {
 				verb, request, _ := strings.Cut(step, " ")
 				file := filepath.Join(dir, "ns_c", request, "metadata.json")
-				must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 				switch verb {
 				case "write":
 					must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
@@ -100,6 +104,8 @@ func TestUnmounted(t *testing.T) {
 				case "restart":
 					m.Close()
 					m = &Metadata{Dir: dir}
+				case "lose":
+					must(t, os.Remove(file))
 				case "remove":
 					must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
 				case "replace":
@@ -117,7 +123,7 @@ func TestUnmounted(t *testing.T) {
 }
 
 // TestUnmountedAgain: after an answer only a look at all processes tells more. Files are removed if none is mounted;
-// otherwise they are as before.
+// otherwise restore writes them again.
 func TestUnmountedAgain(t *testing.T) {
 	inotify.Need(t)
 	for _, held := range []bool{false, true} {
@@ -127,7 +133,7 @@ func TestUnmountedAgain(t *testing.T) {
 		files := []string{filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(dir, "ns_c/b/metadata.json")}
 		write := func(device string) {
 			for _, file := range files {
-				must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 				must(t, m.Write(file, metadataOf("1", device), 0o640))
 			}
 		}
@@ -137,7 +143,11 @@ func TestUnmountedAgain(t *testing.T) {
 			release = hold(t, files[1])
 		}
 		var got []bool
-		ask := func() { got = append(got, m.unmounted(claimC)) }
+		ask := func() {
+			if got = append(got, m.unmounted(claimC)); !got[len(got)-1] {
+				must(t, m.restore("1"))
+			}
+		}
 		ask()
 		if kept := len(m.claims) > 0; kept != held {
 			t.Errorf("held %t: remembers the claim: %t", held, kept)
@@ -165,9 +175,24 @@ func TestUnmountedAgain(t *testing.T) {
 		must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
 		write("gpu-0")
 		ask()
-		if want := []bool{!held, false, !held, true}; !slices.Equal(got, want) {
+		if want := []bool{!held, false, false, true}; !slices.Equal(got, want) {
 			t.Errorf("held %t: got %v, want %v", held, got, want)
 		}
+	}
+}
+
+// TestUnmountedBesideALaterClaim: the file of a later claim with the same name stays.
+func TestUnmountedBesideALaterClaim(t *testing.T) {
+	m := &Metadata{Dir: tmpfs.Dir(t)}
+	defer m.Close()
+	file := filepath.Join(m.Dir, "ns_c/a/metadata.json")
+	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, m.Write(file, metadataOf("2", "gpu-0"), 0o644))
+	if m.unmounted(claimC) {
+		t.Error("nothing is known of the earlier claim, and it counts as unmounted")
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -177,9 +202,133 @@ func TestUnmountedByContainers(t *testing.T) {
 	dir := tmpfs.Dir(t)
 	m := &Metadata{Dir: dir}
 	defer m.Close()
-	file, target := filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(t.TempDir(), "target")
-	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	file := filepath.Join(dir, "ns_c/a/metadata.json")
+	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 	must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+	newContainer(t, "/nowhere", file)
+	if m.unmounted(claimC) {
+		t.Error("a mounted file counts as unmounted")
+	}
+}
+
+// TestNoContainerStarts: a container that starts while a claim is released is found, or does not start, because it has
+// no file to mount. If the claim is not released, containers start as before.
+func TestNoContainerStarts(t *testing.T) {
+	inotify.Need(t)
+	for _, row := range []struct{ restarted, runs bool }{{}, {runs: true}, {restarted: true}, {true, true}} {
+		t.Run(fmt.Sprintf("restarted %t, a container runs %t", row.restarted, row.runs), func(t *testing.T) {
+			dir, proc := tmpfs.Dir(t), t.TempDir()
+			r := Running{Proc: proc, Metadata: &Metadata{Dir: dir}}
+			file := filepath.Join(dir, "ns_c/a/metadata.json")
+			must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
+			must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o644))
+			end := newContainer(t, proc, file)
+			if !row.runs {
+				end()
+			}
+			if row.restarted {
+				r.Metadata.Close()
+				r.Metadata = &Metadata{Dir: dir}
+			}
+			defer r.Metadata.Close()
+
+			// The look begins with this file, when the processes have been listed. Without a look, it is read below.
+			mounts := filepath.Join(proc, "self/mountinfo")
+			must(t, os.Mkdir(filepath.Dir(mounts), 0o755))
+			must(t, unix.Mkfifo(mounts, 0o600))
+			started := make(chan bool)
+			go func() {
+				f, err := os.OpenFile(mounts, os.O_WRONLY, 0)
+				began := start(t, file)
+				own, failed := os.ReadFile("/proc/self/mountinfo")
+				if err = errors.Join(err, failed); err == nil {
+					_, err = f.Write(own)
+				}
+				if err = errors.Join(err, f.Close()); err != nil {
+					t.Error(err)
+				}
+				started <- began
+			}()
+			got, err := r.With(claimC)
+			if err != nil || len(got) > 0 != row.runs {
+				t.Errorf("got containers %v, error %v", got, err)
+			}
+			reader, err := os.OpenFile(mounts, os.O_RDWR, 0)
+			must(t, err)
+			defer reader.Close()
+			if <-started {
+				t.Error("a container has started and was not found")
+			}
+			if got := start(t, file); got != row.runs {
+				t.Errorf("a container starts afterwards: got %t, want %t", got, row.runs)
+			}
+		})
+	}
+}
+
+// TestFullDisk: metadata that cannot be written again is not lost, and nobody hears that the claim has no container.
+func TestFullDisk(t *testing.T) {
+	inotify.Need(t)
+	dir, proc := t.TempDir(), procOf(t, "/", "/")
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("mounting a small tmpfs needs root: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	own, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(proc, "self/mountinfo"), own, 0o600))
+	r := Running{Proc: proc, Metadata: &Metadata{Dir: filepath.Join(dir, "metadata")}}
+	defer r.Metadata.Close()
+	file, fill, want := filepath.Join(r.Metadata.Dir, "ns_c/a/metadata.json"), filepath.Join(dir, "fill"),
+		metadataOf("1", "gpu-0")
+	must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, r.Metadata.Write(file, want, 0o644))
+	end := newContainer(t, proc, file)
+	for _, again := range []string{"release", "prepare"} {
+		hold(t, file) // without a holder, its space would be free when it is removed
+		if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("the disk is not full: %v", err)
+		}
+		for range 2 { // the content is known to the second call as to the first
+			if got, err := r.With(claimC); len(got) != 1 || !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("got containers %v, error %v, want one and %v", got, err, unix.ENOSPC)
+			}
+		}
+		if err := r.Metadata.Write(file, want, 0o644); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("prepared on a full disk: got error %v, want %v", err, unix.ENOSPC)
+		}
+		must(t, os.Remove(fill))
+		if again == "prepare" {
+			must(t, r.Metadata.Write(file, want, 0o644))
+		}
+		if got, err := r.With(claimC); len(got) != 1 || err != nil {
+			t.Errorf("got containers %v, error %v, want one", got, err)
+		}
+		if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s again: got %q, error %v, want %q", again, got, err, want)
+		}
+		if files, err := os.ReadDir(filepath.Dir(file)); err != nil || len(files) != 1 {
+			t.Errorf("%s again: got files %v, error %v, want one", again, files, err)
+		}
+	}
+	end()
+	if got, err := r.With(claimC); len(got) > 0 || err != nil {
+		t.Errorf("got containers %v, error %v when it has ended", got, err)
+	}
+}
+
+// start reports whether a container starts that mounts the file, in a mount namespace of its own.
+func start(t *testing.T, file string) bool {
+	target := filepath.Join(t.TempDir(), "target")
+	return os.WriteFile(target, nil, 0o600) == nil && exec.Command("unshare", "--user", "--map-root-user", "--mount",
+		"mount", "--bind", file, target).Run() == nil
+}
+
+// newContainer starts a container that mounts the file, in a mount namespace of its own, and shows it in a proc file
+// system until end, or the end of the test.
+func newContainer(t *testing.T, proc, file string) (end func()) {
+	t.Helper()
+	target := filepath.Join(t.TempDir(), "target")
 	must(t, os.WriteFile(target, nil, 0o600))
 	container := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
 		"mount --bind "+file+" "+target+" && echo mounted && read line")
@@ -188,15 +337,25 @@ func TestUnmountedByContainers(t *testing.T) {
 	output, err := container.StdoutPipe()
 	must(t, err)
 	must(t, container.Start())
-	if line, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+	process := filepath.Join(proc, fmt.Sprint(container.Process.Pid))
+	end = sync.OnceFunc(func() {
+		_ = input.Close()
 		_ = container.Wait()
+		_ = os.RemoveAll(process)
+	})
+	t.Cleanup(end)
+	if line, err := bufio.NewReader(output).ReadString('\n'); err != nil {
 		t.Skipf("no mount namespaces here: got %q, error %v", line, err)
 	}
-	if m.unmounted(claimC) {
-		t.Error("a mounted file counts as unmounted")
+	if proc != "/nowhere" {
+		must(t, os.Mkdir(process, 0o755))
+		group := []byte("0::/kubepods.slice/kubepods-pod0f.slice\n")
+		must(t, os.WriteFile(filepath.Join(process, "cgroup"), group, 0o600))
+		for _, name := range []string{"mountinfo", "ns"} {
+			must(t, os.Symlink(fmt.Sprintf("/proc/%d/%s", container.Process.Pid, name), filepath.Join(process, name)))
+		}
 	}
-	must(t, input.Close())
-	_ = container.Wait()
+	return end
 }
 
 // TestClosedMetadata: nothing is left open, and a closed one opens nothing and says that files may be mounted.
@@ -205,12 +364,14 @@ func TestClosedMetadata(t *testing.T) {
 	dir := tmpfs.Dir(t)
 	m := &Metadata{Dir: dir}
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
-	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 	before := inotify.Count(t)
 	for range 2 {
 		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
 		if got, want := m.unmounted(claimC), !m.closed; got != want {
 			t.Errorf("closed %t: got unmounted %t, want %t", m.closed, got, want)
+		} else if !got {
+			must(t, m.restore("1"))
 		}
 		if _, err := os.Stat(file); (err == nil) != m.closed {
 			t.Errorf("closed %t: the file has error %v", m.closed, err)
@@ -232,7 +393,7 @@ func TestRunningByMetadata(t *testing.T) {
 	r := Running{Proc: "/nowhere", Metadata: &Metadata{Dir: dir}}
 	defer r.Metadata.Close()
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
-	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
 	must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o640))
 	if got, err := r.With(claimC); len(got) > 0 || err != nil {
 		t.Errorf("got %v and error %v, want no container", got, err)

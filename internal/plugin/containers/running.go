@@ -37,24 +37,26 @@ type Running struct {
 	mounted atomic.Pointer[string] // what inFileSystem has found
 }
 
-// With returns descriptions of the containers that run with the claim. Where the files of its metadata do not tell that
-// there is none, it reads /proc, because the kubelet forgets a pod that was deleted by force, and a stopped runtime
-// does not answer, while the container still runs. It misses a container whose processes have all changed their root
-// directory: mountinfo shows only mounts below the root of a process. Mounts have the name of the claim and not its
-// UID, so pods of another claim of that name are left out.
+// With returns descriptions of the containers that run with the claim. If there is none, the files of its metadata are
+// gone, and no container starts with it until it is prepared again: a runtime starts none without the file that is to
+// be mounted. Otherwise they are there again; an error that comes with containers says why one is not.
+//
+// Where the files do not tell that there is no container, it reads /proc, because the kubelet forgets a pod that was
+// deleted by force, and a stopped runtime does not answer, while the container still runs. It misses a container whose
+// processes have all changed their root directory: mountinfo shows only mounts below the root of a process. It also
+// misses one whose runtime has opened the file and not yet mounted it, as runc may for a pod with a user namespace.
+// Mounts have the name of the claim and not its UID, so pods of another claim of that name are left out.
 func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	if r.Metadata.unmounted(claim) {
 		return nil, nil
 	}
 	found, err := r.find(claim)
-	if err != nil {
-		return nil, err
-	}
 	left := r.without(found, claim)
-	if len(left) == 0 {
-		r.Metadata.forget(claim.UID)
+	if err != nil || len(left) > 0 {
+		return left, errors.Join(err, r.Metadata.restore(claim.UID))
 	}
-	return left, nil
+	r.Metadata.forget(claim.UID)
+	return nil, nil
 }
 
 // find looks for the containers in the mounts of all processes.

@@ -126,7 +126,7 @@ func mountsOf(t *testing.T, node *vms, claim *resourceapi.ResourceClaim) map[str
 	s := Sockets{DriverName: "gpu.nvidia.com", NodeName: "node", PluginDir: dir, RegistryDir: dir,
 		CDIDir: filepath.Join(dir, "cdi"), Client: client}
 	c, err := Serve(t.Context(), s, &Server{Preparer: node, Metrics: report.NewMetrics(nil), Node: node,
-		WriteMetadata: os.WriteFile, NodeName: "node",
+		WriteMetadata: os.WriteFile, MakeMetadataDir: os.MkdirAll, NodeName: "node",
 		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: s.DriverName,
 			Node: "node", Client: client})})
 	if err != nil {

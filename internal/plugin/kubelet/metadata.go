@@ -19,6 +19,7 @@ import (
 type metadataWriter struct {
 	driver string
 	files  func(name string, data []byte, perm os.FileMode) error // replaces a file
+	dirs   func(dir string, perm os.FileMode) error               // makes a directory
 
 	mu   sync.Mutex
 	last error // why metadata could not be written
@@ -29,7 +30,7 @@ func (m *metadataWriter) write(name string, data []byte, perm os.FileMode) error
 }
 
 func (m *metadataWriter) mkdirAll(path string, perm os.FileMode) error {
-	return m.note(os.MkdirAll(path, perm))
+	return m.note(m.dirs(path, perm))
 }
 
 func (m *metadataWriter) note(err error) error {

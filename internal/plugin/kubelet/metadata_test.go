@@ -15,7 +15,7 @@ import (
 
 // TestRequireMetadata: kubeletplugin answers success for a claim whose metadata it could not write.
 func TestRequireMetadata(t *testing.T) {
-	m := &metadataWriter{driver: "gpu.nvidia.com"}
+	m := &metadataWriter{driver: "gpu.nvidia.com", dirs: os.MkdirAll}
 	if m.mkdirAll(filepath.Join(os.Args[0], "dir"), 0o755) == nil {
 		t.Fatal("a directory below a file was made")
 	}

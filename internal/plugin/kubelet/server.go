@@ -45,6 +45,8 @@ type Server struct {
 	Node      GPUs
 	// WriteMetadata replaces a file with the metadata of a claim, or its CDI spec.
 	WriteMetadata func(name string, data []byte, perm os.FileMode) error
+	// MakeMetadataDir makes a directory for such files, and its parents.
+	MakeMetadataDir func(dir string, perm os.FileMode) error
 	// RemoveMetadata removes the directory with the metadata of a claim that was released. nil: os.RemoveAll.
 	RemoveMetadata func(dir string) error
 	// Fatal ends the process.

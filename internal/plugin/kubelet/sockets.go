@@ -73,7 +73,8 @@ func Serve(ctx context.Context, s Sockets, server *Server) (*Connection, error) 
 }
 
 func (s Sockets) options(server *Server) []kubeletplugin.Option {
-	metadata := &metadataWriter{driver: s.DriverName, files: server.WriteMetadata}
+	metadata := &metadataWriter{driver: s.DriverName, files: server.WriteMetadata,
+		dirs: server.MakeMetadataDir}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(s.DriverName),
 		kubeletplugin.NodeName(s.NodeName),
