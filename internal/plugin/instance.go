@@ -81,12 +81,13 @@ func (i *Instance) Leave(ctx context.Context, records *checkpoint.Records, clean
 // clear removes the plugin's files from its directory, and the directory unless it is a mount point.
 func (i *Instance) clear() error {
 	var errs []error
-	for _, name := range append(node.Files(), idle.File, publish.LockFile, metadataDir, instancesLock) {
+	for _, name := range append(node.Files(), idle.File, publish.LockFile, instancesLock) {
 		if err := os.Remove(filepath.Join(i.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, health.Forget(i.dir), removeTemporary(i.dir, 0))
+	errs = append(errs, health.Forget(i.dir), removeTemporary(i.dir, 0),
+		os.RemoveAll(filepath.Join(i.dir, metadataDir))) // an instance may have been killed before it removed a claim's
 	// A running supervisor of MPS daemons removes the directories when it ends.
 	mpsDir := filepath.Join(i.dir, MPSDir)
 	if supervised, _ := mps.Dir(mpsDir).Supervised(); supervised { // an error means that the directory does not exist
