@@ -185,8 +185,12 @@ func (v *View) Device(pool, name string) *resourceapi.Device {
 	return &resourceapi.Device{}
 }
 
-// GPUsOfNodes returns how many whole GPUs of each kind nodes have, each combination once.
+// GPUsOfNodes returns how many whole GPUs of each kind nodes have, each combination once. The caller must not change
+// them. They are computed when slices have changed, and not for each claim: a cluster has thousands of GPUs.
 func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
+	if known := v.ofNodes.Load(); known != nil {
+		return *known
+	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	nodes := map[string]map[*DeviceKind]int64{}
@@ -209,5 +213,7 @@ func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
 		}
 		different[text] = kinds
 	}
-	return slices.Collect(maps.Values(different))
+	all := slices.Collect(maps.Values(different))
+	v.ofNodes.Store(&all) // changes wait for v.mu
+	return all
 }

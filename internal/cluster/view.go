@@ -31,7 +31,8 @@ type View struct {
 	selectors *cel.Cache
 	results   *lru.Cache // resultKey → result
 
-	sorted atomic.Pointer[[]*DeviceKind] // what Kinds returns; nil: it has changed
+	sorted  atomic.Pointer[[]*DeviceKind]           // what Kinds returns; nil: it has changed
+	ofNodes atomic.Pointer[[]map[*DeviceKind]int64] // what GPUsOfNodes returns; nil: slices have changed
 
 	mu     sync.RWMutex
 	kinds  map[string]*DeviceKind          // by ID
@@ -140,6 +141,7 @@ func (v *View) DeleteSlice(name string) {
 }
 
 func (v *View) dropSlice(name string) {
+	v.ofNodes.Store(nil) // also for SetSlice, whose slice is not known yet
 	all := v.slices[name]
 	delete(v.slices, name)
 	v.dropFromNode(name, all)

@@ -165,6 +165,54 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// TestGPUsOfNodes: a combination is there once, follows the slices, and is not computed again while they stay.
+func TestGPUsOfNodes(t *testing.T) {
+	v := clustertest.New(t)
+	two, four := clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "c", Profile: "l40s-x4"}
+	other := clustertest.SimNode{Name: "b", Profile: "t4-x2"}
+	for _, step := range []struct {
+		name string
+		do   func()
+		want string
+	}{
+		{"no node", func() {}, ""},
+		{"one node", func() { set(t, v, two) }, "2 Tesla T4"},
+		{"an equal one", func() { set(t, v, other) }, "2 Tesla T4"},
+		{"another one", func() { set(t, v, four) }, "2 Tesla T4, 4 NVIDIA L40S"},
+		{"one of the equal ones has gone", func() { unset(t, v, two) }, "2 Tesla T4, 4 NVIDIA L40S"},
+		{"so has the other", func() { unset(t, v, other) }, "4 NVIDIA L40S"},
+	} {
+		step.do()
+		var all []string
+		for _, kinds := range v.GPUsOfNodes() {
+			for k, n := range kinds {
+				all = append(all, fmt.Sprint(n, " ", k.Product()))
+			}
+		}
+		slices.Sort(all)
+		if got := strings.Join(all, ", "); got != step.want {
+			t.Errorf("%s: got %q, want %q", step.name, got, step.want)
+		}
+	}
+	if got := testing.AllocsPerRun(10, func() { v.GPUsOfNodes() }); got != 0 {
+		t.Errorf("got %v allocations of a call without a change, want none", got)
+	}
+}
+
+func set(t *testing.T, v *cluster.View, node clustertest.SimNode) {
+	t.Helper()
+	for _, s := range clustertest.Slices(t, node) {
+		v.SetSlice(s)
+	}
+}
+
+func unset(t *testing.T, v *cluster.View, node clustertest.SimNode) {
+	t.Helper()
+	for _, s := range clustertest.Slices(t, node) {
+		v.DeleteSlice(s.Name)
+	}
+}
+
 func TestFits(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

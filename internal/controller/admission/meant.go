@@ -181,15 +181,11 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 	for i, constraint := range spec.Devices.Constraints {
 		c.constraint(constraint, all, devices.Child("constraints").Index(i), v)
 	}
-	var nodes []map[*cluster.DeviceKind]int64
 	for _, a := range all {
 		if a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
 			continue
 		}
-		if nodes == nil {
-			nodes = c.View.GPUsOfNodes()
-		}
-		if most, known := mostOnNode(a, nodes); known && most < a.Count {
+		if most, known := mostOnNode(a, c.View); known && most < a.Count {
 			v.warn("%s: the devices of a request are of one node, and no node has more than %d for this one",
 				a.path.Child("count"), most)
 		}
@@ -246,7 +242,7 @@ func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alter
 }
 
 // mostOnNode returns a bound for how many devices the alternative gets of one node. It is not known for partitions.
-func mostOnNode(a alternative, nodes []map[*cluster.DeviceKind]int64) (most int64, known bool) {
+func mostOnNode(a alternative, v *cluster.View) (most int64, known bool) {
 	each := map[*cluster.DeviceKind]int64{}
 	for _, k := range a.kinds {
 		times, ok := timesAtOnce(a, k)
@@ -255,7 +251,7 @@ func mostOnNode(a alternative, nodes []map[*cluster.DeviceKind]int64) (most int6
 		}
 		each[k] = times
 	}
-	for _, node := range nodes {
+	for _, node := range v.GPUsOfNodes() {
 		var n int64
 		for k, gpus := range node {
 			n += gpus * each[k]
