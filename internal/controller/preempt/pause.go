@@ -71,7 +71,11 @@ func (p *Preemptor) notUsed(owner types.UID, now time.Time) {
 func (p *Preemptor) paused(pod *corev1.Pod, now time.Time) bool {
 	owner := ownerOf(pod)
 	known := p.pauses[owner]
-	if read := parsePause(pod.Annotations[pauseAnnotation]); read != nil && (known == nil ||
+	text, ok := pod.Annotations[pauseAnnotation]
+	if !ok { // few pods have one, and each is looked at in every round
+		return known != nil && now.Before(known.until)
+	}
+	if read := parsePause(text); read != nil && (known == nil ||
 		read.until.After(known.until)) && now.Before(read.until.Add(maxUnused)) {
 		known, p.pauses[owner] = read, read
 	}
