@@ -69,8 +69,8 @@ func TestEqualPods(t *testing.T) {
 					t.Errorf("got\n%s\nwant\n%s", got, want)
 				}
 			}
-			if got := len(all.index.answers); got != row.want {
-				t.Errorf("got %d answers, want %d", got, row.want)
+			if got, repeated := len(all.index.answers), all.Repeated(); got != row.want || repeated != 2-row.want {
+				t.Errorf("got %d answers, %d of them again, want %d and %d", got, repeated, row.want, 2-row.want)
 			}
 		})
 	}

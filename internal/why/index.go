@@ -45,6 +45,8 @@ type index struct {
 	kinds   *cluster.View                  // see view
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
 	answers map[string]*Answer             // about anonymous workloads
+	// repeated counts answers that were known from an equal workload.
+	repeated int
 	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000
 	// large claims would need hundreds of MiB.
 	compiled *cel.Cache

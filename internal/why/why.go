@@ -54,6 +54,9 @@ func NewExplainer(s *cluster.Snapshot, o Options) *Explainer {
 	return &Explainer{c}
 }
 
+// Repeated returns how many answers so far were those about an equal pod or claim before, which takes little time.
+func (e *Explainer) Repeated() int { return e.index.repeated }
+
 // Pod explains the pod, as the function of that name.
 func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Answer, error) {
 	pod, ok := find(e.index.Pods, namespace, name)
@@ -424,6 +427,8 @@ func explain(ctx context.Context, c *index, w *workload, r *Answer, subject stri
 	if of == nil {
 		of = &Answer{Search: Search{Complete: true}}
 		c.explainNew(ctx, w, of, subject)
+	} else {
+		c.repeated++
 	}
 	if ctx.Err() == nil { // otherwise the answer may be wrong
 		c.answers[key] = of

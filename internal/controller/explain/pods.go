@@ -29,14 +29,13 @@ import (
 // later.
 const maxPods = 1000
 
-// claimless returns the pods to explain that no claim of the view leads to, in the order of inTurns: pods whose claims
-// do not exist, or are of a class that does not, and pods with extended resources. It reads the pods without a node,
-// page by page, and keeps of each only its name.
-func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.NamespacedName, error) {
-	var all []types.NamespacedName
+// claimless returns the pods to explain that no claim of the view leads to: pods whose claims do not exist, or are of a
+// class that does not, and pods with extended resources. It reads the pods without a node, page by page, and keeps of
+// each only its name.
+func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err error) {
 	waits := map[types.NamespacedName]explained{}
 	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
-	err := pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
+	err = pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
 		return u.reads.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
 	})).EachListItem(ctx, metav1.ListOptions{FieldSelector: unscheduled}, func(o runtime.Object) error {
 		pod, ok := o.(*corev1.Pod)
@@ -49,13 +48,11 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.Namespa
 			of = explained{created: pod.CreationTimestamp.Time}
 		}
 		waits[name] = of
-		if now.Sub(of.at) >= explainedAgain {
-			all = append(all, name)
-		}
+		all.add(name, of, now)
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the pods without a node: %w", err)
+		return queue{}, fmt.Errorf("list the pods without a node: %w", err)
 	}
 	for name, of := range u.pods { // those of claims have events, too
 		if _, ok := waits[name]; !ok && now.Sub(of.at) < 2*feature.EventLifetime {
@@ -63,7 +60,6 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.Namespa
 		}
 	}
 	u.pods = waits
-	inTurns(all, u.pods)
 	return all, nil
 }
 
@@ -167,10 +163,10 @@ func (s *indexed) hasClasses(claim *resourceapi.ResourceClaim) bool {
 	return true
 }
 
-// reportPods explains pods and writes events about them, at most maxExplained.
+// reportPods explains pods and writes events about them.
 func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s *indexed,
 	explainer *why.Explainer, now time.Time) (last error) {
-	explained, started := 0, time.Now()
+	w := &work{started: time.Now()}
 	for _, name := range due {
 		of := u.pods[name]
 		of.at = now
@@ -179,11 +175,10 @@ func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s 
 			u.pods[name] = of
 			continue
 		}
-		if explained == maxExplained || time.Since(started) > maxRound {
+		if w.enough() {
 			break
 		}
-		explained++
-		r, panicked, err := u.answer(ctx, explainer, pod)
+		r, panicked, err := u.answer(ctx, explainer, pod, w)
 		if err != nil {
 			return err
 		}
@@ -193,7 +188,11 @@ func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s 
 		}
 		u.pods[name] = of
 		if r.Outcome == why.Waits && len(r.Binding) == 0 { // the scheduler tells about binding conditions itself
-			last = cmp.Or(u.tellPod(ctx, pod, r, now), last)
+			err := u.tellPod(ctx, pod, r, now)
+			if err != nil || u.pods[name].told.Equal(now) {
+				w.told++
+			}
+			last = cmp.Or(err, last)
 		}
 	}
 	return last

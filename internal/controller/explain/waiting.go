@@ -30,14 +30,20 @@ import (
 )
 
 const (
-	// maxExplained is how many claims are explained in a round, and so how many events it writes at most.
+	// maxExplained is how many claims, or pods, are explained in a round. Those that are equal to one of them are not
+	// counted: they have its answer.
 	maxExplained = 10
+	// maxTold is how many claims, or pods, a round writes events about. With each claim it writes one about its pod.
+	maxTold = 100
 	// maxRound is the time after which a round explains no further claim.
 	maxRound = 3 * time.Second
 	// maxExplanation is how long the explanation of one claim may take.
 	maxExplanation = 10 * time.Second
-	// explainedAgain is how often a claim that still waits is explained again.
+	// explainedAgain is after which time a claim that still waits is explained again.
 	explainedAgain = 10 * time.Minute
+	// explainedBeside is after which time that is done in a round that reads the cluster anyway. So claims that were
+	// explained one round after the other are explained again in few rounds.
+	explainedBeside = explainedAgain / 2
 	// pageSize is how many objects are read at once: users may store claims and pods of 1.5 MB.
 	pageSize = 100
 	// pauseFactor bounds the processor time of the rounds to a twentieth of that of one processor.
@@ -128,9 +134,9 @@ func (u *Waiting) pauseAfter(used time.Duration) time.Duration {
 
 // Report makes one round.
 func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
-	due := u.due(now)
+	claims := u.waitingClaims(now)
 	pods, err := u.claimless(ctx, now)
-	if err != nil || len(due)+len(pods) == 0 {
+	if err != nil || len(claims.due)+len(pods.due) == 0 {
 		return err
 	}
 	s, err := u.read(ctx)
@@ -139,31 +145,48 @@ func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
 	}
 	explainer, objects := why.NewExplainer(s, why.Options{HideOthers: true,
 		Timeout: maxExplanation}), index(s)
-	last = u.reportClaims(ctx, due, objects, unschedulable(s.Pods, now.Add(-u.after)), explainer, now)
+	refused := unschedulable(s.Pods, now.Add(-u.after))
+	last = u.reportClaims(ctx, claims.inTurns(u.claims), objects, refused, explainer, now)
 	if ctx.Err() != nil {
 		return last
 	}
-	return cmp.Or(u.reportPods(ctx, pods, objects, explainer, now), last)
+	return cmp.Or(u.reportPods(ctx, pods.inTurns(u.pods), objects, explainer, now), last)
+}
+
+// work is what a round has done about claims, or about pods.
+type work struct {
+	started   time.Time
+	explained int // without those that are equal to one before
+	told      int
+}
+
+// enough reports whether the round explains nothing further.
+func (w *work) enough() bool {
+	return w.explained >= maxExplained || w.told >= maxTold || time.Since(w.started) > maxRound
 }
 
 // answer explains a pod. A panic concerns this pod only: then the report is empty, and the rest goes on.
-func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Answer,
+func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod, w *work) (r *why.Answer,
 	panicked, err error) {
+	before := explainer.Repeated()
 	err = u.guard.Do("explain claims", func() (err error) {
 		r, err = u.explain(ctx, explainer, pod)
 		return err
 	})
+	if explainer.Repeated() == before {
+		w.explained++
+	}
 	if errors.Is(err, guard.ErrPanic) {
 		return &why.Answer{}, err, nil
 	}
 	return r, nil, err
 }
 
-// reportClaims explains the pods of claims and writes events about both, at most maxExplained about claims.
+// reportClaims explains the pods of claims and writes events about both.
 func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, s *indexed,
 	pods map[types.NamespacedName]*corev1.Pod, explainer *why.Explainer, now time.Time) (last error) {
 	answers := map[types.UID]*why.Answer{} // of pods: all claims of a pod have the same
-	explained, started := 0, time.Now()
+	w := &work{started: time.Now()}
 	for _, name := range due {
 		of := u.claims[name]
 		claim, pod := s.claims[name], pods[name]
@@ -172,12 +195,11 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 			u.claims[name] = of
 			continue
 		}
-		if explained == maxExplained || time.Since(started) > maxRound {
+		if w.enough() {
 			break
 		}
-		explained++
 		if answers[pod.UID] == nil {
-			r, panicked, err := u.answer(ctx, explainer, pod)
+			r, panicked, err := u.answer(ctx, explainer, pod, w)
 			if err != nil {
 				return err
 			}
@@ -192,6 +214,9 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 		if r := answers[pod.UID]; r.Outcome == why.Waits || r.Outcome == why.Undecided {
 			var err error
 			of, err = u.tell(ctx, event.ClaimReference(name.Namespace, name.Name, claim.UID), of, r)
+			if err != nil || of.told.Equal(now) {
+				w.told++
+			}
 			last = cmp.Or(err, u.tellPod(ctx, pod, r, now), last)
 		}
 		u.claims[name] = of
@@ -231,10 +256,29 @@ func digest(text string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// due returns the claims to explain, in turns. It forgets claims that do not wait any more.
-func (u *Waiting) due(now time.Time) []types.NamespacedName {
+// queue has the claims, or pods, to explain: those that it is time for, and those that can be explained with them.
+type queue struct{ due, beside []types.NamespacedName }
+
+// add adds the object if it was explained long enough ago.
+func (q *queue) add(name types.NamespacedName, of explained, now time.Time) {
+	switch since := now.Sub(of.at); {
+	case since >= explainedAgain:
+		q.due = append(q.due, name)
+	case since >= explainedBeside:
+		q.beside = append(q.beside, name)
+	}
+}
+
+// inTurns returns all of them, in the order of the function of that name.
+func (q *queue) inTurns(known map[types.NamespacedName]explained) []types.NamespacedName {
+	inTurns(q.due, known)
+	inTurns(q.beside, known)
+	return slices.Concat(q.due, q.beside)
+}
+
+// waitingClaims returns the claims to explain. It forgets claims that do not wait any more.
+func (u *Waiting) waitingClaims(now time.Time) (all queue) {
 	claims := map[types.NamespacedName]explained{}
-	var all []types.NamespacedName
 	for c, waits := range u.view.Claims {
 		if !waits {
 			continue
@@ -244,12 +288,11 @@ func (u *Waiting) due(now time.Time) []types.NamespacedName {
 			of = explained{created: c.Created}
 		}
 		claims[c.NamespacedName] = of
-		if now.Sub(c.Created) > u.after && now.Sub(of.at) >= explainedAgain {
-			all = append(all, c.NamespacedName)
+		if now.Sub(c.Created) > u.after {
+			all.add(c.NamespacedName, of, now)
 		}
 	}
 	u.claims = claims
-	inTurns(all, claims)
 	return all
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -251,8 +252,10 @@ func TestWaitingEventsAreNotRepeated(t *testing.T) {
 	}
 }
 
-// TestWaitingRound counts what a round does while 1,000 claims wait.
-func TestWaitingRound(t *testing.T) {
+// TestWaitingRound counts what a round does while 1,000 equal claims wait.
+func TestWaitingRound(t *testing.T) { synctest.Test(t, testWaitingRound) } // a round has all the time it needs
+
+func testWaitingRound(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 1000 {
 		claim := waiting(t, "large", fmt.Sprintf("claim-%04d", i), twoGPUs)
@@ -267,8 +270,8 @@ func TestWaitingRound(t *testing.T) {
 		if err := u.Report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
-		if got := len(c.told(t)); got != 2*round*maxExplained {
-			t.Errorf("round %d: got %d events, want %d: of claims and their pods", round, got, 2*round*maxExplained)
+		if got := len(c.told(t)); got != 2*round*maxTold {
+			t.Errorf("round %d: got %d events, want %d: of claims and their pods", round, got, 2*round*maxTold)
 		}
 		for resource, lists := range c.lists() {
 			want := round
@@ -283,7 +286,7 @@ func TestWaitingRound(t *testing.T) {
 	if len(c.lists()) != 8 {
 		t.Errorf("got lists of %v, want those of eight resources", c.lists())
 	}
-	if got := c.told(t)[4*maxExplained-1]; !strings.HasPrefix(got, "small/pod-claim ") {
+	if got := c.told(t)[4*maxTold-1]; !strings.HasPrefix(got, "small/pod-claim ") {
 		t.Errorf("got the last event %q, want that of the other namespace among the first ones", got)
 	}
 
@@ -304,6 +307,49 @@ func TestWaitingRound(t *testing.T) {
 		len(u.claims) > 0 {
 		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d claims, want 5, 2, and none", got,
 			c.lists()["nodes"], len(u.claims))
+	}
+}
+
+// TestEqualClaims: equal claims have one answer, and are explained again in one round, however many rounds have told of
+// them. Other rounds do not read the cluster.
+func TestEqualClaims(t *testing.T) { synctest.Test(t, testEqualClaims) } // a round has all the time it needs
+
+func testEqualClaims(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 2*maxTold + 1 {
+		claim := waiting(t, "ml", fmt.Sprintf("claim-%04d", i), twoGPUs)
+		objects = append(objects, claim, podOf(2*time.Minute, claim))
+	}
+	c := newWaitingCluster(t, objects...)
+	u := c.reporter()
+	events, reads := []int{2 * maxTold, 4 * maxTold, 4*maxTold + 2}, []int{1, 2, 3}
+	for _, minute := range []int{0, 1, 2, 3, 9, 10, 11, 19} {
+		if err := u.Report(t.Context(), c.now.Add(time.Duration(minute)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		wantEvents, wantReads := events[min(minute, 2)], reads[min(minute, 2)]+minute/10
+		if got, lists := c.creates, c.lists()["nodes"]; got != wantEvents || lists != wantReads {
+			t.Errorf("minute %d: got %d events and %d lists of nodes, want %d and %d", minute, got, lists, wantEvents,
+				wantReads)
+		}
+	}
+}
+
+// TestDifferentClaims: a round explains few claims that are not equal.
+func TestDifferentClaims(t *testing.T) { synctest.Test(t, testDifferentClaims) } // a round has all the time it needs
+
+func testDifferentClaims(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 3 * maxExplained {
+		claim := waiting(t, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(2+i), 1))
+		objects = append(objects, claim, podOf(2*time.Minute, claim))
+	}
+	c := newWaitingCluster(t, objects...)
+	if err := c.reporter().Report(t.Context(), c.now); err != nil {
+		t.Fatal(err)
+	}
+	if c.creates != 2*maxExplained {
+		t.Errorf("got %d events, want %d: of claims and their pods", c.creates, 2*maxExplained)
 	}
 }
 
@@ -559,7 +605,8 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	}
 	var order []string
 	for range 3 { // each round has time for one
-		due := u.due(now)
+		all := u.waitingClaims(now)
+		due := all.inTurns(u.claims)
 		of := u.claims[due[0]]
 		of.at, now = now, now.Add(time.Second)
 		u.claims[due[0]] = of
