@@ -209,7 +209,7 @@ var noResources = strings.TrimSpace(strings.Repeat("0x0000000000000000 0x0000000
 // layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model, its
 // NUMA node, on a machine with an IOMMU its group and drivers, and its vGPUs.
 func layOutSysfs(sys string, v *node.View) error {
-	keep, groups := map[string]bool{}, map[int][]string{}
+	keep, groups, bound := map[string]bool{}, map[int][]string{}, map[string][]string{}
 	var addresses, uuids []string
 	for _, c := range v.OnBus() {
 		above := filepath.Join("devices", c.PCI.Root)
@@ -230,12 +230,14 @@ func layOutSysfs(sys string, v *node.View) error {
 				return err
 			}
 			addresses, groups[group] = append(addresses, at), append(groups[group], at)
+			bound[f.Binding.Driver] = append(bound[f.Binding.Driver], at)
 		}
 		if err := layOutVGPUs(sys, filepath.Join(above, c.PCI.Address.String()), c, keep, &uuids); err != nil {
 			return err
 		}
 	}
 	return errors.Join(
+		layOutBound(filepath.Join(sys, "bus/pci/drivers"), bound),
 		keepGroups(filepath.Join(sys, "kernel/iommu_groups"), groups),
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
 		keepOnly(filepath.Join(sys, "bus/mdev/devices"), "*", uuids),
@@ -267,6 +269,9 @@ func layOutFunction(sys, way string, c node.GPU, f node.Function) error {
 	return ensureLink(filepath.Join(sys, "bus/pci/devices", f.Address.String()), filepath.Join("../../..", way))
 }
 
+// drivers are those of the simulated kernel.
+var drivers = []string{node.NVIDIADriver, node.SoundDriver, node.VFIODriver}
+
 // layOutDriver creates what /sys has of the driver and the IOMMU group of the PCI function at way. Without a group,
 // nothing shows them.
 func layOutDriver(sys, way string, group int, b node.Binding) error {
@@ -282,7 +287,7 @@ func layOutDriver(sys, way string, group int, b node.Binding) error {
 		ensureLink(filepath.Join(sys, "kernel/iommu_groups", fmt.Sprint(group), "devices", filepath.Base(way)),
 			filepath.Join("../../../..", way)),
 	}
-	for _, driver := range []string{node.NVIDIADriver, node.SoundDriver, node.VFIODriver} {
+	for _, driver := range drivers {
 		for _, file := range []string{"bind", "unbind"} {
 			errs = append(errs, ensureFile(filepath.Join(sys, "bus/pci/drivers", driver, file), nil, 0o200))
 		}
@@ -291,6 +296,18 @@ func layOutDriver(sys, way string, group int, b node.Binding) error {
 		errs = append(errs, os.RemoveAll(filepath.Join(dir, "driver")))
 	} else {
 		errs = append(errs, ensureLink(filepath.Join(dir, "driver"), up+"bus/pci/drivers/"+b.Driver))
+	}
+	return errors.Join(errs...)
+}
+
+// layOutBound creates what the drivers' directories have of their functions.
+func layOutBound(dir string, bound map[string][]string) error {
+	var errs []error
+	for _, driver := range drivers {
+		for _, at := range bound[driver] {
+			errs = append(errs, ensureLink(filepath.Join(dir, driver, at), filepath.Join("../../devices", at)))
+		}
+		errs = append(errs, keepOnly(filepath.Join(dir, driver), "*:*", bound[driver]))
 	}
 	return errors.Join(errs...)
 }

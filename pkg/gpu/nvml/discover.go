@@ -7,9 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -111,14 +111,14 @@ type system struct {
 // one not at all: then it reads them again.
 func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	for reading := 1; ; reading++ {
-		bus := m.bus().Drivers()
+		bound := m.bus().BoundToNVIDIA()
 		sys, err := call(ctx, m, driver, (*session).system)
 		if err != nil {
 			return gpu.Discovery{}, err
 		}
 		look := m.readOnce(ctx, sys)
 		// NVML and the bus show a change at different times, and the count stays if one comes while another one goes.
-		changed := sys.shifted.Load() || !maps.Equal(bus, m.bus().Drivers())
+		changed := sys.shifted.Load() || !slices.Equal(bound, m.bus().BoundToNVIDIA())
 		if changed && reading < maxReadings && ctx.Err() == nil {
 			continue
 		}

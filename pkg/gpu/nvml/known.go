@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 )
 
 // known is what outlasts sessions: what discoveries have found of the GPUs.
@@ -28,7 +27,6 @@ type known struct {
 	opened      atomic.Pointer[found]
 	offered     sync.Map // UUID of a GPU → []profile
 	deviceNodes sync.Map // paths of device nodes that have existed
-	others      passthrough.Others
 }
 
 // discovered is what a discovery has read from a GPU.

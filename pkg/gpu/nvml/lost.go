@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,13 +14,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 )
 
-// hotPlugged reports whether the kernel has other GPUs than when the session was opened. NVML may count only those of
-// its start.
+// hotPlugged reports whether NVIDIA's driver has other functions than when the session was opened. NVML may count only
+// the GPUs of its start.
 func (m *Machine) hotPlugged() bool {
-	now := m.bus().Drivers()
+	now := m.bus().BoundToNVIDIA()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.follows && m.current != nil && !maps.Equal(m.current.onBus, now)
+	return m.follows && m.current != nil && !slices.Equal(m.current.bound, now)
 }
 
 // Removed reports whether the GPU is no longer on the PCI bus. One that has fallen off the bus still is. false: the bus

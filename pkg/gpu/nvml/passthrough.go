@@ -34,7 +34,7 @@ const (
 
 // bus returns the PCI bus of the machine.
 func (m *Machine) bus() passthrough.Bus {
-	return passthrough.Bus{Sysfs: m.Sysfs, Dev: m.Dev, Write: m.WriteSysfs, Others: &m.known.others}
+	return passthrough.Bus{Sysfs: m.Sysfs, Dev: m.Dev, Write: m.WriteSysfs}
 }
 
 // withVFIO adds to GPUs how they are given to virtual machines. It returns the GPUs that NVML does not list separately.

@@ -87,8 +87,8 @@ type session struct {
 	known   *known         // of the Machine
 	lib     nvmllib.Interface
 	devices device.Interface
-	file    os.FileInfo               // of the library on disk; nil: not followed
-	onBus   map[gpu.PCIAddress]string // the GPUs of the PCI bus and their drivers, when it was opened
+	file    os.FileInfo // of the library on disk; nil: not followed
+	bound   []string    // the functions of the PCI bus that NVIDIA's driver had when it was opened
 
 	users   int  // running calls; under Machine.mu
 	retired bool // the last user shuts it down
@@ -176,7 +176,7 @@ func (m *Machine) open() (*session, error) {
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
 		}
 	}
-	s.onBus = m.bus().Drivers()
+	s.bound = m.bus().BoundToNVIDIA()
 	// A machine without GPUs is no error: they may be added, or come back.
 	if ret := s.lib.InitWithFlags(nvmllib.INIT_FLAG_NO_GPUS); ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("initialise NVML: %w", ret)

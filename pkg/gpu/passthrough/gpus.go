@@ -17,7 +17,6 @@ import (
 
 const (
 	vendorNVIDIA = "10de"
-	numberNVIDIA = 0x10de
 
 	classDisplay     = 0x03 // with or without a display
 	classBridge      = 0x06
@@ -59,22 +58,6 @@ func (b Bus) GPUs() ([]GPU, error) {
 		gpus[i].Refusal = b.refusal(gpus[i], all, isGPU)
 	}
 	return gpus, nil
-}
-
-// Drivers returns the drivers of the NVIDIA GPUs of the bus, "" for none; nil: the bus cannot be read. It reads less
-// than GPUs.
-func (b Bus) Drivers() map[gpu.PCIAddress]string {
-	displays, err := b.displays()
-	if err != nil {
-		return nil
-	}
-	all := map[gpu.PCIAddress]string{}
-	for _, at := range displays {
-		if !exists(b.function(at, "physfn")) {
-			all[at] = b.DriverOf(at)
-		}
-	}
-	return all
 }
 
 // hasOnCard reports whether the function is part of the GPU's card: a function of the same device, and no bridge.

@@ -3,6 +3,7 @@
 package passthrough
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -74,6 +75,28 @@ func TestGPUs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Which of the kernel's entries of a driver are functions.
+func TestBoundToNVIDIA(t *testing.T) {
+	k := newTree(t, "", "nvidia", Driver) // with the files bind and unbind
+	require := func(what, want string) {
+		t.Helper()
+		var names []string
+		for _, entry := range k.bus().BoundToNVIDIA() {
+			names = append(names, filepath.Base(entry))
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%s: got %q, want %q", what, got, want)
+		}
+	}
+	require("no GPU", "")
+	for _, entry := range []string{"nvidia/10000:01:00.0", "nvidia/0000:b8:00.0", Driver + "/0000:3b:00.0"} {
+		k.file("bus/pci/drivers/"+entry, "")
+	}
+	require("two, and one of vfio-pci", "0000:b8:00.0 10000:01:00.0")
+	k.remove("bus/pci/drivers/nvidia")
+	require("the driver is unloaded", "")
 }
 
 // A function may vanish while the bus is read, and a bus that cannot be read is no empty one.

@@ -27,8 +27,6 @@ type Bus struct {
 	Dev   string // where the device nodes of the machine are: "/dev"
 	// Write writes the text into an existing file of sysfs; nil: into the real one. The error has the kernel's errno.
 	Write func(file, text string) error
-	// Others is what Drivers need not read again; nil: it reads everything.
-	Others *Others
 
 	isGPU func(Function) bool // nil: NVIDIA's display controllers
 }
@@ -58,9 +56,17 @@ func (b Bus) HasIOMMUFD() bool { return exists(filepath.Join(b.Dev, "iommu")) }
 func (b Bus) Registered() bool { return exists(b.driver(Driver, "")) }
 
 // InUse reports whether vfio-pci has any function, also one that is no GPU.
-func (b Bus) InUse() bool {
-	bound, err := filepath.Glob(b.driver(Driver, "[0-9a-f]*:*:*.*"))
-	return err == nil && len(bound) > 0
+func (b Bus) InUse() bool { return len(b.bound(Driver)) > 0 }
+
+// BoundToNVIDIA returns the entries in sysfs of the functions that NVIDIA's driver has: the GPUs, and virtual functions
+// of them. On a server with hundreds of functions this reads far less than GPUs.
+func (b Bus) BoundToNVIDIA() []string { return b.bound("nvidia") }
+
+// bound returns the entries in sysfs of the driver's functions, in the same order each time; none: there is no such
+// driver.
+func (b Bus) bound(driver string) []string {
+	entries, _ := filepath.Glob(b.driver(driver, "[0-9a-f]*:*:*.*")) // the pattern has no mistake
+	return entries
 }
 
 // DriverOf returns the driver that the function is bound to; empty: none.

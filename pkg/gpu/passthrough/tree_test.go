@@ -18,7 +18,7 @@ import (
 
 // tree is sysfs and a kernel behind it.
 type tree struct {
-	t       testing.TB
+	t       *testing.T
 	dir     string
 	mu      sync.Mutex
 	writes  []string                      // since they were taken, in order, also those that fail
@@ -28,7 +28,7 @@ type tree struct {
 
 // newTree creates functions from lines like "0000:3b:00.0 10de:26b5 030200 nvidia 42 reset": address, IDs, class,
 // driver or "-", IOMMU group or "-", and more files. Drivers are registered if a function has them, and as named.
-func newTree(t testing.TB, functions string, drivers ...string) *tree {
+func newTree(t *testing.T, functions string, drivers ...string) *tree {
 	t.Helper()
 	k := &tree{t: t, dir: t.TempDir()}
 	for _, d := range drivers {
