@@ -27,66 +27,68 @@ const (
 	fullReadPeriod = time.Minute
 	// defaultTimeout is the default of MachineConfig.Timeout.
 	defaultTimeout = 10 * time.Second
-	// maxReadings is how often GPUs are read that come and go all the time.
-	maxReadings = 10
+	// maxReadings is how often GPUs are read that come and go all the time. Between two readings there may be a wait
+	// for events, of seconds.
+	maxReadings = 3
 )
 
 // Discover reads all GPUs in parallel, each for at most MachineConfig.Timeout. A GPU that does not answer in time is
-// lost, and is not called again until its call has returned. If GPUs come or go meanwhile, it reads all of them again.
-// The error means that nothing can be read at all. If no GPU answers, it tries once more in a new session, because the
-// driver may have been reloaded. At the end it closes the session if no events are watched and all GPUs have
-// persistence mode, so that they can be reset and the driver unloaded. Errors: driverroot.ErrNoDriver,
+// lost, and is not called again until its call has returned. The error means that nothing can be read at all. If GPUs
+// come or go meanwhile, it reads all of them again, in a new session where it can. If no GPU answers, it does so once,
+// because the driver may have been reloaded. At the end it closes the session if no events are watched and all GPUs
+// have persistence mode, so that they can be reset and the driver unloaded. Errors: driverroot.ErrNoDriver,
 // ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod old.
-func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
-	hotPlugged := m.hotPlugged()
-	if hotPlugged {
-		m.leaveWatch() // takes as long as a wait for events
+func (m *Machine) Discover(ctx context.Context) (gpu.Discovery, error) {
+	bound := m.bus().BoundToNVIDIA()
+	anew := m.isOutdated(bound)
+	for reading := 1; ; reading++ {
+		look, shifted, err := m.discover(ctx, anew)
+		if err != nil {
+			return gpu.Discovery{}, err
+		}
+		before := bound
+		bound = m.bus().BoundToNVIDIA()
+		// NVML and the bus show a change at different times, and the count stays if one comes while another one goes.
+		changed := shifted || !slices.Equal(before, bound)
+		anew = changed || reading == 1 && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices)
+		// While a call hangs, the session cannot be ended: another reading of it could hang, too.
+		if anew && reading < maxReadings && ctx.Err() == nil && !m.calls.anyHangs() {
+			continue
+		}
+		if changed {
+			klog.FromContext(ctx).Info("GPUs come and go while they are read: one may be missed", "readings", reading)
+		}
+		return look, nil
 	}
-	ctx, cancel := m.limit(caller)
-	defer cancel()
-	look, err := m.discover(ctx, hotPlugged)
-	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
-		m.leaveWatch() // takes as long as a wait for events
-		ctx, cancel = m.limit(caller)
-		defer cancel()
-		look, err = m.discoverAgain(ctx, look)
-	}
-	if err != nil {
-		_, closeErr := m.awaitSession(ctx, m.renew)
-		return gpu.Discovery{}, errors.Join(err, closeErr)
-	}
-	m.closeUnwatched(ctx)
-	return look, nil
-}
-
-// limit returns a context for one reading of all GPUs.
-func (m *Machine) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, cmp.Or(m.Timeout, defaultTimeout))
 }
 
 // awaitSession ends or changes the session, and waits for it until ctx ends.
-func (m *Machine) awaitSession(ctx context.Context, change func() (bool, error)) (bool, error) {
-	return wait(ctx, &m.calls, driver, change)
+func (m *Machine) awaitSession(ctx context.Context, change func() error) error {
+	_, err := wait(ctx, &m.calls, driver, func() (none, error) { return none{}, change() })
+	return err
 }
 
-// discover reads all GPUs in a session of the library on disk: in a new one if anew.
-func (m *Machine) discover(ctx context.Context, anew bool) (gpu.Discovery, error) { //nolint:revive // see Discover
-	change := func() (bool, error) { return true, m.refresh() }
+// discover reads all GPUs in a session of the library on disk: in a new one if anew, unless a call uses the present
+// one. It reports whether NVML's indices have shifted meanwhile: then one GPU may be read twice and another one not at
+// all.
+func (m *Machine) discover(ctx context.Context, anew bool) (look gpu.Discovery, shifted bool, err error) { //nolint:revive // see Discover
+	change := m.refresh
 	if anew {
+		m.leaveWatch() // takes as long as a wait for events
 		change = m.renew
 	}
-	if _, err := m.awaitSession(ctx, change); err != nil {
-		return gpu.Discovery{}, err
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.Timeout, defaultTimeout))
+	defer cancel()
+	var sys *system
+	if err = m.awaitSession(ctx, change); err == nil {
+		sys, err = call(ctx, m, driver, (*session).system)
 	}
-	return m.readAll(ctx)
-}
-
-// discoverAgain reads all GPUs in a new session. If the present one cannot be ended, it returns what was found before.
-func (m *Machine) discoverAgain(ctx context.Context, before gpu.Discovery) (gpu.Discovery, error) {
-	if renewed, err := m.awaitSession(ctx, m.renew); !renewed || err != nil {
-		return before, err
+	if err != nil {
+		return gpu.Discovery{}, false, errors.Join(err, m.awaitSession(ctx, m.renew))
 	}
-	return m.readAll(ctx)
+	look = m.readAll(ctx, sys)
+	m.closeUnwatched(ctx)
+	return look, sys.shifted.Load(), nil
 }
 
 // closeUnwatched ends the session if nothing needs it: no events are watched, and no GPU loses its settings.
@@ -94,7 +96,7 @@ func (m *Machine) closeUnwatched(ctx context.Context) {
 	if !m.known.persistent() || m.Watching() {
 		return
 	}
-	if _, err := m.awaitSession(ctx, m.renew); err != nil {
+	if err := m.awaitSession(ctx, m.renew); err != nil {
 		klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
 	}
 }
@@ -107,29 +109,7 @@ type system struct {
 	shifted atomic.Bool // a GPU was found by its index while NVML counted more or fewer
 }
 
-// readAll reads all GPUs. The indices of NVML shift when a GPU comes or goes, so that one may be read twice and another
-// one not at all: then it reads them again.
-func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
-	for reading := 1; ; reading++ {
-		bound := m.bus().BoundToNVIDIA()
-		sys, err := call(ctx, m, driver, (*session).system)
-		if err != nil {
-			return gpu.Discovery{}, err
-		}
-		look := m.readOnce(ctx, sys)
-		// NVML and the bus show a change at different times, and the count stays if one comes while another one goes.
-		changed := sys.shifted.Load() || !slices.Equal(bound, m.bus().BoundToNVIDIA())
-		if changed && reading < maxReadings && ctx.Err() == nil {
-			continue
-		}
-		if changed {
-			klog.FromContext(ctx).Info("GPUs come and go while they are read: one may be missed", "readings", reading)
-		}
-		return look, nil
-	}
-}
-
-func (m *Machine) readOnce(ctx context.Context, sys *system) gpu.Discovery {
+func (m *Machine) readAll(ctx context.Context, sys *system) gpu.Discovery {
 	m.known.keepFirst(sys.count)
 	readings, errs := make([]discovered, sys.count), make([]error, sys.count)
 	var all sync.WaitGroup

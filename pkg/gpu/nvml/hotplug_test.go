@@ -107,6 +107,7 @@ func TestIndicesShiftDuringADiscovery(t *testing.T) {
 		}, "[3a a8 aa d0]"},
 	} {
 		m, n := following(t, "l40s-x4")
+		n.Timeout = hangs
 		_, err := n.Discover(t.Context())
 		must(t, err)
 		c := &changing{T: t, Interface: n.Library, changed: make(chan struct{})}
@@ -135,5 +136,44 @@ func TestIndicesShiftDuringADiscovery(t *testing.T) {
 		if _, err := n.Discover(t.Context()); err != nil { // which ends
 			t.Errorf("%s, and GPUs always come and go: %v", tt.name, err)
 		}
+	}
+}
+
+// fixed is an NVML that counts only the GPUs of its start.
+type fixed struct {
+	nvmllib.Interface
+	gpus []nvmllib.Device
+}
+
+func (f *fixed) InitWithFlags(flags uint32) nvmllib.Return {
+	ret := f.Interface.InitWithFlags(flags)
+	count, _ := f.Interface.DeviceGetCount()
+	f.gpus = make([]nvmllib.Device, count)
+	for i := range f.gpus {
+		f.gpus[i], _ = f.Interface.DeviceGetHandleByIndex(i)
+	}
+	return ret
+}
+
+func (f *fixed) DeviceGetCount() (int, nvmllib.Return) { return len(f.gpus), nvmllib.SUCCESS }
+
+func (f *fixed) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Return) {
+	return f.gpus[index], nvmllib.SUCCESS
+}
+
+// The same discovery finds a GPU that comes during it.
+func TestGPUThatComesDuringADiscovery(t *testing.T) {
+	m, n := following(t, "l40s-x4")
+	n.Timeout = hangs
+	c := &changing{T: t, Interface: &fixed{Interface: n.Library}, changed: make(chan struct{})}
+	c.change = sync.OnceValue(func() error {
+		_, err := m.Add("0", simulator.Address{})
+		return err
+	})
+	c.close = sync.OnceFunc(func() { close(c.changed) })
+	n.Library = c
+	look, err := n.Discover(t.Context())
+	if err != nil || len(look.Devices) != 5 {
+		t.Errorf("got %d GPUs, error %v, want 5", len(look.Devices), err)
 	}
 }

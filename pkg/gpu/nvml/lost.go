@@ -14,13 +14,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 )
 
-// hotPlugged reports whether NVIDIA's driver has other functions than when the session was opened. NVML may count only
-// the GPUs of its start.
-func (m *Machine) hotPlugged() bool {
-	now := m.bus().BoundToNVIDIA()
+// isOutdated reports whether NVIDIA's driver had other functions than these when the session was opened: NVML may count
+// only the GPUs of its start.
+func (m *Machine) isOutdated(bound []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.follows && m.current != nil && !slices.Equal(m.current.bound, now)
+	return m.follows && m.current != nil && !slices.Equal(m.current.bound, bound)
 }
 
 // Removed reports whether the GPU is no longer on the PCI bus. One that has fallen off the bus still is. false: the bus

@@ -237,12 +237,8 @@ func (m *Machine) refresh() error {
 
 // renew ends the session, so that the next call opens another one. It does nothing while a call uses the session,
 // because NVML would only decrease its reference count.
-func (m *Machine) renew() (renewed bool, err error) {
-	err = m.retire(func(s *session) bool {
-		renewed = m.follows && s.users == 0
-		return renewed
-	})
-	return renewed, err
+func (m *Machine) renew() error {
+	return m.retire(func(s *session) bool { return m.follows && s.users == 0 })
 }
 
 // retire ends the current session, as soon as no call uses it, if ends returns true for it.
