@@ -127,12 +127,14 @@ func (b *browser) eval(t *testing.T, expression string) string {
 	return string(value)
 }
 
-// wait waits until an expression has this JSON.
+// wait waits until an expression has this JSON, and then until that is drawn: the text of a node that is new is empty
+// until the browser has seen where it is (content-visibility in page.css).
 func (b *browser) wait(t *testing.T, expression, want string) {
 	t.Helper()
 	got := ""
 	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if got = b.eval(t, expression); got == want {
+			b.eval(t, "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))")
 			return
 		}
 	}
