@@ -51,8 +51,8 @@ const (
 		"the safe floor took 72 ms for 32 claims. One " +
 		"after the other is the rule for the four shares of a GPU, each with one record: 64 fsyncs on one journal. " +
 		"Those alone take 15 ms in a benchmark of the records, and 12 if the lock is given back before the second " +
-		"fsync. Most is processor time (perf, of an earlier run): containerd, which reads the CDI directory " +
-		"after each of its 64 changes, and the API server take twice as much as the plugin, each."
+		"fsync. The row below tells whose processor time it is. containerd reads the CDI directory after each of its " +
+		"64 changes."
 	whyFirstShares32 = "eight daemons start at once on two cores. Each is ready after two starts of a simulated " +
 		"program, which read the state of the simulated node: 12 ms until the daemon makes its socket, and 6 ms for " +
 		"all commands, on a quiet machine. NVIDIA's program takes 2 ms for the commands. Then the above."
