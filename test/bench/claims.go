@@ -106,6 +106,25 @@ func (b *bench) prepare(ctx context.Context, claims ...*drapb.Claim) (time.Durat
 	return prepareOn(ctx, b.kubelet, claims...)
 }
 
+// eachInTurn prepares and unprepares one claim after the other, and returns the times of the prepare calls. It calls
+// rest after each claim.
+func (b *bench) eachInTurn(ctx context.Context, claims []*drapb.Claim, rest func() error) (took samples, err error) {
+	for _, claim := range claims {
+		t, err := b.prepare(ctx, claim)
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, t)
+		if _, err := b.unprepare(ctx, claim); err != nil {
+			return nil, err
+		}
+		if err := rest(); err != nil {
+			return nil, err
+		}
+	}
+	return took, nil
+}
+
 func prepareOn(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drapb.Claim) (time.Duration, error) {
 	begin := time.Now()
 	answer, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})

@@ -65,18 +65,9 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 	var prepares samples
 	used := processorTimes{}
 	begin := time.Now()
-	if err := used.during(func() error {
-		for _, claim := range claims {
-			took, err := b.prepare(ctx, claim)
-			if err != nil {
-				return err
-			}
-			prepares = append(prepares, took)
-			if _, err := b.unprepare(ctx, claim); err != nil {
-				return err
-			}
-		}
-		return nil
+	if err := used.during(func() (err error) {
+		prepares, err = b.eachInTurn(ctx, claims, func() error { return nil })
+		return err
 	}); err != nil {
 		return err
 	}

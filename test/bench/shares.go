@@ -33,19 +33,9 @@ func measureFirstShare(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	var prepares samples
-	for _, claim := range claims {
-		took, err := b.prepare(ctx, claim)
-		if err != nil {
-			return err
-		}
-		prepares = append(prepares, took)
-		if _, err := b.unprepare(ctx, claim); err != nil {
-			return err
-		}
-		if err := b.noDaemons(ctx); err != nil {
-			return err
-		}
+	prepares, err := b.eachInTurn(ctx, claims, func() error { return b.noDaemons(ctx) })
+	if err != nil {
+		return err
 	}
 	b.results["firstshare"], b.results["firstsharep50"] = []float64{prepares.at(0.99)}, []float64{prepares.p50()}
 	return b.deleteClaims(ctx)

@@ -30,7 +30,7 @@ const (
 	whyUpdate  = "the driver notices the update at its next look; then each claim is rendered and written anew."
 	whyStart   = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
 	whyKubelet = "a slice that somebody else has removed is written again after half a second."
-	whyRSS     = "three fifths are pages of the program file, as in the floor. More than a third of its code " +
+	whyRSS     = "two thirds are pages of the program file, as in the floor. More than a third of its code " +
 		"and data (go tool nm) are the types of all Kubernetes API groups, which client-go registers whether they " +
 		"are used or not. The kernel shares these pages and can drop them. Of 8 MiB that live in the heap, with the " +
 		"simulation, 3 are two copies of the slices that kubeletplugin's controller keeps, with 25 attributes of " +

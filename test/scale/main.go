@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string) error {
 	f.StringVar(&o.kubernetes, "programs", "", "folder with the programs of Kubernetes")
 	f.StringVar(&o.controller, "controller", "", "program dra-controller")
 	f.StringVar(&o.classes, "classes", "", "file with the chart's device classes")
-	parts := f.String("parts", "", "pattern: only measure these parts; the others stay in the page as they were")
+	parts := f.String("parts", "", "pattern: only measure these parts; the page gets the others from -results")
 	f.IntVar(&o.nodes, "nodes", 500, "nodes on which pods are placed")
 	f.IntVar(&o.batch, "batch", 100, "pods that are placed at once")
 	f.IntVar(&o.rounds, "rounds", 3, "batches of each kind of pod")
