@@ -40,6 +40,10 @@ type Program struct {
 
 // Run runs the program and returns its exit code.
 func (p Program) Run(ctx context.Context) int {
+	if len(p.Args) == 0 {
+		return p.shell(ctx)
+	}
+	n, nodeErr := p.node()
 	var foreground, background, multiUser bool
 	for _, arg := range p.Args {
 		switch arg {
@@ -50,24 +54,23 @@ func (p Program) Run(ctx context.Context) int {
 		case "-multiuser-server":
 			multiUser = true
 		default:
-			if p.knowsMultiUser() {
+			if nodeErr != nil || knowsMultiUser(n) {
 				fmt.Fprint(p.Out, usage)
 				return 1
 			}
 			return p.shell(ctx) // an unknown flag makes older ones the program that sends commands
 		}
 	}
-	if multiUser && !p.knowsMultiUser() {
+	if !foreground && !background || multiUser && nodeErr == nil && !knowsMultiUser(n) {
 		return p.shell(ctx)
 	}
-	var err error
+	err := nodeErr
 	switch {
+	case err != nil:
 	case foreground:
-		err = p.daemon(ctx, multiUser)
-	case background:
-		err = p.detach(multiUser)
+		err = p.daemon(ctx, n, multiUser)
 	default:
-		return p.shell(ctx)
+		err = p.detach(multiUser)
 	}
 	if err != nil {
 		fmt.Fprintln(p.Err, err)
@@ -95,11 +98,7 @@ func (p Program) node() (*node.Node, error) {
 // multiUserSince is the first branch of the driver whose control program knows -multiuser-server.
 const multiUserSince = 555
 
-func (p Program) knowsMultiUser() bool {
-	n, err := p.node()
-	if err != nil {
-		return true // the daemon reports the error
-	}
+func knowsMultiUser(n *node.Node) bool {
 	v, err := n.View()
 	if err != nil {
 		return true
@@ -109,11 +108,7 @@ func (p Program) knowsMultiUser() bool {
 	return err != nil || number >= multiUserSince
 }
 
-func (p Program) daemon(ctx context.Context, multiUser bool) error {
-	n, err := p.node()
-	if err != nil {
-		return err
-	}
+func (p Program) daemon(ctx context.Context, n *node.Node, multiUser bool) (err error) {
 	c := &config{node: n, pipe: p.pipe(), multiUser: multiUser, log: log.New(p.Err, "", 0)}
 	if c.gpus, err = visible(n, p.Env("CUDA_VISIBLE_DEVICES")); err != nil {
 		return err
