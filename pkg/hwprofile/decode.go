@@ -15,7 +15,10 @@ import (
 )
 
 // A decoder decodes YAML strictly and continues after a mistake, so that it reports all of them at once.
-type decoder struct{ problems []error }
+type decoder struct {
+	problems []error
+	tables   map[string]partitionTable // those read so far: a profile names each of its tables for several calls
+}
 
 // A custom value decodes itself from a YAML node.
 type custom interface {

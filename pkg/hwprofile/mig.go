@@ -103,10 +103,17 @@ func tabled[T any](d *decoder, path string, n *yaml.Node, to *T, pick func(parti
 		d.table(path, n, reflect.ValueOf(to).Elem())
 		return
 	}
-	t, err := readTable(n.Value)
-	if err != nil {
-		d.problem(path, n, "%v", err)
-		return
+	t, known := d.tables[n.Value]
+	if !known {
+		var err error
+		if t, err = readTable(n.Value); err != nil {
+			d.problem(path, n, "%v", err)
+			return
+		}
+		if d.tables == nil {
+			d.tables = map[string]partitionTable{}
+		}
+		d.tables[n.Value] = t
 	}
 	*to = pick(t)
 }
