@@ -110,17 +110,17 @@ func (o options) run(ctx context.Context) error {
 		return err
 	}
 	for round, length := range o.rounds() {
-		if err := l.round(ctx, o.planOf(round, length, l.nodes)); err != nil {
-			return err
+		if err = l.round(ctx, o.planOf(round, length, l.nodes)); err != nil {
+			break
 		}
 	}
-	if l.checker.Containers == 0 || l.checker.Specs == 0 {
+	l.say("seed %d: %d pods, %d faults, longest outage %s, %d looks at %d containers and %d CDI specs: %d violations",
+		o.seed, l.pods.Load(), l.faults.Load(), l.outage.Longest.Round(time.Second), l.looks, l.checker.Containers,
+		l.checker.Specs, len(l.found))
+	if err == nil && (l.checker.Containers == 0 || l.checker.Specs == 0) {
 		return errors.New("no container ran at two looks: nothing was judged")
 	}
-	l.say("seed %d: %d pods, %d faults, longest outage %s, %d looks at %d containers and %d CDI specs: no violation",
-		o.seed, l.pods.Load(), l.faults, l.outage.Longest.Round(time.Second), l.looks, l.checker.Containers,
-		l.checker.Specs)
-	return nil
+	return err
 }
 
 // rounds returns the lengths of the rounds.
@@ -149,7 +149,7 @@ type lab struct {
 	began   time.Time
 
 	pods    atomic.Int64
-	faults  int
+	faults  atomic.Int64
 	looks   int
 	checker check.Checker
 	waits   check.Waits
@@ -333,7 +333,7 @@ func (l *lab) breakThings(ctx context.Context, start time.Time, p plan) error {
 		if err != nil && ctx.Err() == nil {
 			return fmt.Errorf("%s: %w", f, err)
 		}
-		l.faults++
+		l.faults.Add(1)
 	}
 	return nil
 }
