@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +25,14 @@ type Records struct {
 	dir string
 	// device → chan struct{} of capacity 1, full while a call of this process holds or acquires the device's lock
 	turns sync.Map
+	// UID → decoded. Every Get reads the file, and decodes it only if it has changed.
+	decoded sync.Map
+}
+
+// decoded is a record and what it was decoded from.
+type decoded struct {
+	data   []byte
+	record PreparedClaim
 }
 
 // recordSuffix follows the UID of the claim in the name of a record's file.
@@ -49,7 +58,8 @@ func Open(dir string) (*Records, error) {
 	return r, nil
 }
 
-// Get reads the record of a claim. Errors: ErrNotFound, ErrUnreadable.
+// Get reads the record of a claim. What its plan points to is shared, so the caller does not change it. Errors:
+// ErrNotFound, ErrUnreadable.
 func (r *Records) Get(uid types.UID) (PreparedClaim, error) {
 	file, err := r.file(uid)
 	if err != nil {
@@ -57,12 +67,20 @@ func (r *Records) Get(uid types.UID) (PreparedClaim, error) {
 	}
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
+		r.decoded.Delete(uid)
 		return PreparedClaim{}, fmt.Errorf("claim %s: %w", uid, ErrNotFound)
 	}
 	if err != nil {
 		return PreparedClaim{}, unreadable(file, err)
 	}
-	return decode(data, uid, file)
+	if known, ok := r.decoded.Load(uid); ok && bytes.Equal(known.(decoded).data, data) {
+		return known.(decoded).record, nil
+	}
+	rec, err := decode(data, uid, file)
+	if err == nil {
+		r.decoded.Store(uid, decoded{data, rec})
+	}
+	return rec, err
 }
 
 // List reads all records, sorted by UID. It returns the readable ones together with an error for the others.
@@ -148,6 +166,7 @@ func (r *Records) Delete(rec PreparedClaim) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	r.decoded.Delete(rec.Claim.UID)
 	if err := syncDir(r.claimsDir()); err != nil {
 		return err
 	}

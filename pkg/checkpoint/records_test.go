@@ -80,6 +80,39 @@ func TestPutAndGet(t *testing.T) {
 }
 
 // TestPrivate: the driver follows links of nobody in its directories, because only its own user can enter them.
+// A record is decoded once, until its file changes, also by another instance.
+func TestGetAgain(t *testing.T) {
+	dir := t.TempDir()
+	r, other := open(t, dir), open(t, dir)
+	put(t, r, record("u1", Prepared, "gpu-1", "gpu-2", "gpu-3", "gpu-4"))
+	file := filepath.Join(dir, "claims", "u1.json")
+	get := func() {
+		if _, err := r.Get("u1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get()
+	again := testing.AllocsPerRun(10, get)
+	read := testing.AllocsPerRun(10, func() { _, _ = os.ReadFile(file) })
+	if again > read+10 { // decoding takes more for each of the assignments
+		t.Errorf("another Get allocates %v objects, and reading the file %v", again, read)
+	}
+	want := record("u1", Releasing, "gpu-5")
+	put(t, other, want)
+	if got, err := r.Get("u1"); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("after a change by another instance: got %v, %v, want %v", got, err, want)
+	}
+	if err := other.Delete(want); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Get("u1"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("after another instance has deleted it: got %v, want %v", err, ErrNotFound)
+	}
+	if _, kept := r.decoded.Load(types.UID("u1")); kept {
+		t.Error("what was decoded is kept without a record")
+	}
+}
+
 func TestPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	put(t, open(t, dir), record("u1", Prepared, "gpu-1"))
