@@ -29,13 +29,13 @@ type DeviceCondition struct {
 // Conditions writes the health of all devices of a claim, one of which was or is sick, to its status.devices. A field
 // manager of its own keeps it apart from what Prepare writes.
 func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
-	r.health.enqueue(claim, r.deviceStatuses(healthyCondition, all), time.Now())
+	r.health.enqueue(r, claim, r.deviceStatuses(healthyCondition, all), time.Now())
 }
 
 // Idle writes which devices of a claim are idle, with a field manager of its own. text is that of an event; empty:
 // none.
 func (r *Reporter) Idle(claim sharing.Claim, all []DeviceCondition, text string) {
-	r.idle.enqueue(claim, r.deviceStatuses(gpu.IdleCondition, all), time.Now())
+	r.idle.enqueue(r, claim, r.deviceStatuses(gpu.IdleCondition, all), time.Now())
 	if text != "" {
 		r.claim(Events.ClaimIdle, claim, "Monitor", "node %s: %s", r.ReporterConfig.Node, text)
 	}

@@ -305,12 +305,12 @@ func (r *Reporter) deviceStatus(conditionType string,
 
 func (r *Reporter) enqueue(claim *resourceapi.ResourceClaim,
 	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration, since time.Time) {
-	r.statuses.enqueue(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, devices, since)
+	r.statuses.enqueue(r, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, devices, since)
 }
 
 // enqueue replaces the pending update of the claim.
-func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration,
-	since time.Time) {
+func (s *statuses) enqueue(r *Reporter, claim sharing.Claim,
+	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration, since time.Time) {
 	if len(devices) == 0 {
 		return
 	}
@@ -319,7 +319,7 @@ func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.Allocat
 	s.mu.Lock()
 	s.next[claim.UID] = update{want, since}
 	s.mu.Unlock()
-	s.queue.Add(claim.UID)
+	s.queue.AddAfter(claim.UID, s.left(claim.UID, r)) // run would only wait when it is woken before
 }
 
 // hurried reports whether an update of the claim is to be written at once.

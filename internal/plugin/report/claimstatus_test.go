@@ -113,6 +113,39 @@ func TestStatusWaitsForCalls(t *testing.T) {
 	}
 }
 
+// A status that has to wait wakes nobody while calls of the kubelet run, and one that has not is written at once.
+func TestStatusDuringACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
+			Client: fake.NewClientset()})
+		defer r.shutDown()
+		queued := func() int {
+			synctest.Wait()
+			return r.statuses.queue.Len()
+		}
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "1"}}
+		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Device: "gpu-0"}}}}
+		end := r.Calls.Begin()
+		r.Prepared(claim, checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{
+			Device: "gpu-0"}}}}, inventory.Inventory{})
+		if n := queued(); n != 0 {
+			t.Errorf("a prepared claim queues %d updates in the call, want 0", n)
+		}
+		end()
+		time.Sleep(statusPause)
+		if n := queued(); n != 1 {
+			t.Errorf("%d updates are queued after the call and the pause, want 1", n)
+		}
+		claim.UID = "2"
+		defer r.Calls.Begin()()
+		r.Failed(claim, errors.New("no"))
+		if n := queued(); n != 2 {
+			t.Errorf("%d updates are queued after an error, want 2", n)
+		}
+	})
+}
+
 // Why Prepare has failed is written at once. The status of a claim that was released before is not written. Flush waits
 // for the others.
 func TestStatusOfAReleasedClaim(t *testing.T) {
