@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,6 +104,31 @@ func (g *gpus) ServeHealth(_ context.Context, send func([]health.DeviceReport) b
 }
 
 var errBad = errors.New("bad")
+
+// One claim is released in the goroutine of the call.
+func TestUnprepareOneClaim(t *testing.T) {
+	s := &Server{Preparer: sameGoroutine{t: t}, Metrics: report.NewMetrics(nil),
+		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
+			Client: fake.NewClientset()}),
+	}
+	answer, err := s.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "one"}})
+	if released, answered := answer["one"]; err != nil || released != nil || !answered {
+		t.Errorf("got %v, %v", answer, err)
+	}
+}
+
+// sameGoroutine fails the test if another goroutine calls Unprepare.
+type sameGoroutine struct {
+	preparer
+	t *testing.T
+}
+
+func (p sameGoroutine) Unprepare(context.Context, sharing.Claim) error {
+	if stack := string(debug.Stack()); !strings.Contains(stack, p.t.Name()+"(") {
+		p.t.Errorf("another goroutine releases the claim:\n%s", stack)
+	}
+	return nil
+}
 
 type preparer struct{}
 
