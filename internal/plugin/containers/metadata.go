@@ -74,13 +74,18 @@ func (m *Metadata) MkdirAll(dir string, perm os.FileMode) error {
 	err := os.Mkdir(dir, perm)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if errors.Is(err, os.ErrExist) {
+		delete(m.made, dir)
+		return os.MkdirAll(dir, perm)
+	}
+	if err != nil {
+		return err
+	}
 	if m.made == nil {
 		m.made = map[string]bool{}
 	}
-	if m.made[dir] = err == nil; errors.Is(err, os.ErrExist) {
-		return os.MkdirAll(dir, perm)
-	}
-	return err
+	m.made[dir] = true
+	return nil
 }
 
 // Write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
