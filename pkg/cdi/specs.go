@@ -36,7 +36,6 @@ const (
 type Specs struct {
 	dir    string
 	vendor string
-	cache  *cdiapi.Cache
 }
 
 // NewSpecs manages the specs of the driver in dir. The first write creates dir.
@@ -45,12 +44,7 @@ func NewSpecs(driver, dir string) (*Specs, error) {
 	if err := parser.ValidateVendorName(vendor); err != nil {
 		return nil, fmt.Errorf("driver name %q: %w", driver, err)
 	}
-	// The cache only writes; a refresh would read every spec on the machine.
-	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir), cdiapi.WithAutoRefresh(false))
-	if err != nil {
-		return nil, err
-	}
-	return &Specs{dir: dir, vendor: vendor, cache: cache}, nil
+	return &Specs{dir: dir, vendor: vendor}, nil
 }
 
 // WriteDriver writes the driver's spec with common, and returns the qualified name of the device that every container
@@ -93,7 +87,7 @@ func (s *Specs) HasClaim(claim types.UID) (bool, error) {
 // killed while it writes them. It is no error if there is none.
 func (s *Specs) RemoveClaim(claim types.UID) error {
 	temporary, err := filepath.Glob(filepath.Join(s.dir, "."+s.metadataPrefix()+string(claim)+"_*.tmp"))
-	errs := []error{s.cache.RemoveSpec(s.claimFile(claim)), err}
+	errs := []error{remove(filepath.Join(s.dir, s.claimFile(claim))), err}
 	for _, file := range temporary {
 		errs = append(errs, remove(file))
 	}
@@ -103,7 +97,7 @@ func (s *Specs) RemoveClaim(claim types.UID) error {
 // RemoveTemporary removes temporary files of specs that are older than orphanAge and empty or of this driver. A plugin
 // leaves one when it is killed while it writes a spec.
 func (s *Specs) RemoveTemporary() error {
-	files, err := filepath.Glob(filepath.Join(s.dir, "spec.*.tmp")) // the names that the library gives them
+	files, err := filepath.Glob(filepath.Join(s.dir, temporaryName))
 	errs := []error{err}
 	for _, file := range files {
 		info, err := os.Stat(file)
@@ -128,7 +122,7 @@ func remove(file string) error {
 
 // RemoveDriver removes the driver's spec. It is no error if there is none.
 func (s *Specs) RemoveDriver() error {
-	return s.cache.RemoveSpec(s.driverFile())
+	return remove(filepath.Join(s.dir, s.driverFile()))
 }
 
 // orphanAge is the age at which a claim's spec without a record is an orphan, also if the clock was ahead when it was
@@ -185,24 +179,57 @@ func (s *Specs) claimFile(claim types.UID) string {
 
 // write writes the spec unless the file is the same.
 func (s *Specs) write(spec *specs.Spec, name string) error {
-	if same, err := s.holds(name, spec); err != nil || same {
+	if err := validate(spec); err != nil {
+		return fmt.Errorf("CDI spec %s: %w", name, err)
+	}
+	// Runtimes parse JSON as YAML, and that parser looks ahead to the end of the line. With short lines, containerd
+	// needs half the memory and four fifths of the processor time.
+	data, err := json.MarshalIndent(spec, "", " ")
+	if err != nil {
 		return err
 	}
-	if err := s.cache.WriteSpec(spec, name); err != nil {
+	present, err := os.ReadFile(filepath.Join(s.dir, name))
+	if err == nil && bytes.Equal(present, data) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := s.replace(name, data); err != nil {
 		return fmt.Errorf("write CDI spec %s: %w", name, err)
 	}
 	return nil
 }
 
-// holds reports whether the file has this spec, byte by byte as the library writes it.
-func (s *Specs) holds(name string, spec *specs.Spec) (bool, error) {
-	want, err := json.Marshal(spec)
+// validate refuses what runtimes refuse.
+func validate(spec *specs.Spec) error {
+	errs := []error{(&cdiapi.ContainerEdits{ContainerEdits: &spec.ContainerEdits}).Validate()}
+	for _, d := range spec.Devices {
+		errs = append(errs, parser.ValidateDeviceName(d.Name),
+			(&cdiapi.ContainerEdits{ContainerEdits: &d.ContainerEdits}).Validate())
+	}
+	return errors.Join(errs...)
+}
+
+// temporaryName is the pattern of the names of temporary files. The CDI library uses it, too.
+const temporaryName = "spec.*.tmp"
+
+// replace replaces the file atomically. The temporary file must be in the same directory and have a name: runtimes with
+// a CDI library before 1.1.1 notice only that it loses this name, not that the spec appears.
+func (s *Specs) replace(name string, data []byte) error {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(s.dir, temporaryName)
 	if err != nil {
-		return false, err
+		return err
 	}
-	got, err := os.ReadFile(filepath.Join(s.dir, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
 	}
-	return bytes.Equal(got, want), err
+	if err != nil {
+		return errors.Join(err, remove(f.Name()))
+	}
+	return nil
 }

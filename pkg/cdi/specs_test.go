@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -19,6 +20,7 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/test/inotify"
 )
 
 var (
@@ -140,11 +142,98 @@ func TestClaimSpecFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"cdiVersion":"0.3.0","kind":"k8s.gpu.nvidia.com/claim","devices":[` +
-		`{"name":"u1-gpu-01-00-0","containerEdits":{"env":["B=2"],"deviceNodes":[{"path":"/dev/nvidia0","type":"c","major":60}]}},` +
-		`{"name":"u1-gpu-02-00-0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia1","type":"c","major":60,"minor":1}]}}],"containerEdits":{}}`
-	if string(got) != want {
-		t.Errorf("\ngot  %s\nwant %s", got, want)
+	want := `{
+ "cdiVersion": "0.3.0",
+ "kind": "k8s.gpu.nvidia.com/claim",
+ "devices": [
+  {
+   "name": "u1-gpu-01-00-0",
+   "containerEdits": {
+    "env": [
+     "B=2"
+    ],
+    "deviceNodes": [
+     {
+      "path": "/dev/nvidia0",
+      "type": "c",
+      "major": 60
+     }
+    ]
+   }
+  },
+  {
+   "name": "u1-gpu-02-00-0",
+   "containerEdits": {
+    "deviceNodes": [
+     {
+      "path": "/dev/nvidia1",
+      "type": "c",
+      "major": 60,
+      "minor": 1
+     }
+    ]
+   }
+  }
+ ],
+ "containerEdits": {}
+}`
+	if diff := cmp.Diff(string(got), want); diff != "" {
+		t.Errorf("got - want +\n%s", diff)
+	}
+}
+
+// TestRuntimesNotice: a runtime reads all specs once for each that is written, with any version of the CDI library.
+func TestRuntimesNotice(t *testing.T) {
+	inotify.Need(t)
+	s, dir := newSpecs(t)
+	write(t, s)
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Close()
+	if err := watcher.Add(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.WriteClaim("u2", []Device{first}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "end"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var oldLibrary, newLibrary int
+	for event := range watcher.Events {
+		if filepath.Base(event.Name) == "end" {
+			break
+		}
+		isSpec := filepath.Ext(event.Name) == ".json"
+		if event.Has(fsnotify.Rename|fsnotify.Remove) || event.Has(fsnotify.Write) && isSpec { // up to 1.1.0
+			oldLibrary++
+		}
+		if isSpec { // since 1.1.1
+			newLibrary++
+		}
+	}
+	if oldLibrary != 1 || newLibrary != 1 {
+		t.Errorf("an old runtime reads the specs %d times, a new one %d times", oldLibrary, newLibrary)
+	}
+}
+
+// TestRefused: what no runtime would read is not written.
+func TestRefused(t *testing.T) {
+	for name, d := range map[string]Device{
+		"a name with a space": {"gpu 1", first.Access},
+		"a node without path": {"gpu-1", gpu.Access{Nodes: []gpu.DeviceNode{{HostPath: "/dev/x"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, dir := newSpecs(t)
+			if _, err := s.WriteClaim("u1", []Device{d}); err == nil {
+				t.Error("got no error")
+			}
+			if _, err := os.Stat(dir); err == nil {
+				t.Error("there is something")
+			}
+		})
 	}
 }
 
