@@ -5,6 +5,7 @@ package simulator
 import (
 	"context"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -58,7 +59,7 @@ func (c *crashes) observeCall(ctx context.Context, verb node.Verb, do func(conte
 	if err := do(context.WithValue(ctx, callKey{}, call)); err != nil {
 		return err
 	}
-	if len(call.done) == 0 || !complete[call.done[len(call.done)-1]] {
+	if !slices.Contains(call.done, steps.WriteRecord) && !slices.Contains(call.done, steps.DeleteRecord) {
 		return nil // it had nothing to do
 	}
 	if err := c.machine.NoteSteps(verb, call.done); err != nil {
@@ -66,9 +67,6 @@ func (c *crashes) observeCall(ctx context.Context, verb node.Verb, do func(conte
 	}
 	return nil
 }
-
-// complete has the last steps of calls that had something to do.
-var complete = map[string]bool{steps.WriteRecord: true, steps.DeleteRecord: true}
 
 // step runs one step of a call.
 func (c *crashes) step(ctx context.Context, call *claimCall, name string, do func(context.Context) error) error {

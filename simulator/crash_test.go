@@ -32,7 +32,7 @@ func TestCrashAtStep(t *testing.T) {
 	mustBe(t, err)
 	recorded := map[node.Verb][]string{node.Prepare: v.Steps.Prepare, node.Unprepare: v.Steps.Unprepare}
 	const known = "map[prepare:[lock_devices find_holders find_device_files find_device_files find_driver_files " +
-		"write_driver_spec write_claim_spec write_record] unprepare:[lock_devices remove_claim_spec delete_record]]"
+		"write_driver_spec write_record write_claim_spec] unprepare:[lock_devices remove_claim_spec delete_record]]"
 	if got := fmt.Sprint(recorded); got != known {
 		t.Fatalf("steps %s, want %s", got, known)
 	}
@@ -152,8 +152,8 @@ func TestStepsOfConcurrentCalls(t *testing.T) {
 	}
 	v, err := n.View()
 	mustBe(t, err)
-	const want = "{[lock_devices find_holders find_device_files find_driver_files write_driver_spec write_claim_spec " +
-		"write_record] " +
+	const want = "{[lock_devices find_holders find_device_files find_driver_files write_driver_spec write_record " +
+		"write_claim_spec] " +
 		"[lock_devices remove_claim_spec delete_record]}"
 	if got := fmt.Sprint(*v.Steps); got != want {
 		t.Errorf("steps %s, want %s", got, want)

@@ -69,18 +69,14 @@ func (s *Specs) WriteClaim(claim types.UID, devices []Device) ([]string, error) 
 	}
 	var names []string
 	for _, d := range devices {
-		names = append(names, parser.QualifiedName(s.vendor, claimClass, d.Name))
+		names = append(names, s.ClaimDevice(d.Name))
 	}
 	return names, s.write(spec, s.claimFile(claim))
 }
 
-// HasClaim reports whether the claim has a spec.
-func (s *Specs) HasClaim(claim types.UID) (bool, error) {
-	_, err := os.Stat(filepath.Join(s.dir, s.claimFile(claim)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
+// ClaimDevice returns the qualified name of a device in the spec of a claim.
+func (s *Specs) ClaimDevice(name string) string {
+	return parser.QualifiedName(s.vendor, claimClass, name)
 }
 
 // RemoveClaim removes the spec of a claim, and the temporary files of its metadata specs, which a plugin leaves that is
@@ -126,7 +122,8 @@ func (s *Specs) RemoveDriver() error {
 }
 
 // orphanAge is the age at which a claim's spec without a record is an orphan, also if the clock was ahead when it was
-// written. The record follows the spec within one call of the kubelet, which ends after 45 s.
+// written. Older versions of the driver wrote the record after the spec, within one call of the kubelet, which ends
+// after 45 s.
 const orphanAge = 5 * time.Minute
 
 // Orphans returns the unknown claims with specs older than orphanAge. It includes the metadata specs that kubeletplugin

@@ -25,7 +25,8 @@ const (
 	// alters nothing skips this phase, unless it waits for a daemon, because there is nothing to undo: see
 	// sharing.Alters.
 	Preparing Phase = "Preparing"
-	// Prepared means that the hardware and the CDI specs agree with the plan.
+	// Prepared means that the hardware agrees with the plan. The CDI spec is written next, and again by each Prepare
+	// and at the start of the plugin.
 	Prepared Phase = "Prepared"
 	// Releasing means that the plan is being undone. It never returns to another phase.
 	Releasing Phase = "Releasing"

@@ -11,24 +11,27 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// interrupted has claim a with a spec and without a record.
-func interrupted(t *testing.T) *fixture {
+// orphaned has the spec of claim a without a record, as older versions of the driver left it when they were killed.
+func orphaned(t *testing.T) *fixture {
 	t.Helper()
-	for n := 1; n < 100; n++ {
-		w := newFixture(t)
-		w.breaker = &breaker{at: n, after: true}
-		w.do("prepare a gpu-1")
-		if strings.Contains(w.String(), "cdi a-gpu-1") {
-			w.breaker = &breaker{}
-			return w
-		}
+	w := newFixture(t)
+	w.do("prepare a gpu-1")
+	records := w.preparer().Records
+	rec, err := records.Get("a")
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no step writes the spec before the record")
-	return nil
+	if err := records.Delete(rec); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.String(); !strings.Contains(got, "cdi a-gpu-1") || strings.Contains(got, "a Prepared") {
+		t.Fatalf("want only a spec, got:\n%s", got)
+	}
+	return w
 }
 
-// The plugin was killed between spec and record. At its start, the cleanup removes the spec while the kubelet prepares
-// the claim again: whatever comes first, the spec is there when the claim is prepared.
+// The plugin was killed between spec and record. The cleanup removes the spec while the kubelet prepares the claim
+// again: whatever comes first, the spec is there when the claim is prepared.
 func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 	cleanup := func(t *testing.T, ctx context.Context, w *fixture) {
 		t.Helper()
@@ -51,7 +54,7 @@ func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 		{"Prepare before the cleanup removes the spec", cleanup, prepare, steps.RemoveClaimSpec},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			w := interrupted(t)
+			w := orphaned(t)
 			ran := false
 			ctx := steps.With(w.context(), func(ctx context.Context, name string,
 				do func(context.Context) error) error {

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims/access"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
@@ -103,23 +104,24 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 		return err
 	}
 
-	// Write the CDI specs, and then that the claim is prepared.
+	// Write that the claim is prepared, and then its CDI spec: while containerd reads all specs again, there is one
+	// processor less. If the spec is missing, the next attempt writes it.
 	prepared := t.record
 	prepared.Phase, prepared.BootID = checkpoint.Prepared, t.BootID
-	prepared.Plan, err = t.writeSpecs()
-	if err != nil || reflect.DeepEqual(prepared, t.record) {
+	var devices []cdi.Device
+	if prepared.Plan, devices, err = t.findAccess(); err != nil {
 		return err
 	}
-	t.record = prepared
-	if err := t.put(); err != nil {
-		return err
+	if !reflect.DeepEqual(prepared, t.record) {
+		t.record = prepared
+		if err := t.put(); err != nil {
+			return err
+		}
 	}
-	// Before there was a record, Unprepare may have removed the spec of an interrupted Prepare, which was this one.
-	if there, err := t.Specs.HasClaim(t.claim.UID); err != nil || there {
+	return t.step(steps.WriteClaimSpec, func() error {
+		_, err := t.Specs.WriteClaim(t.claim.UID, devices)
 		return err
-	}
-	_, err = t.writeSpecs()
-	return err
+	})
 }
 
 // serves reports whether the record is for exactly these results, and is not being released.
@@ -215,11 +217,11 @@ func (t *tx) makePartitions() error {
 	return t.putPlan(made)
 }
 
-// writeSpecs writes the CDI specs of the plan: see access.Specs.
-func (t *tx) writeSpecs() (sharing.Plan, error) {
+// findAccess finds what the CDI spec of the claim is to contain: see access.Specs.
+func (t *tx) findAccess() (sharing.Plan, []cdi.Device, error) {
 	specs := access.Specs{Specs: t.Specs, Toolkit: t.Toolkit, Passthrough: t.Passthrough, Host: sharing.Host{
 		Daemons: t.Daemons, SharedMemory: t.SharedMemory, PreloadDir: t.PreloadDir}}
-	return specs.Write(t.ctx, t.inventory, t.record.Claim.UID, t.record.Plan)
+	return specs.Find(t.ctx, t.inventory, t.record.Claim.UID, t.record.Plan)
 }
 
 // awaitDaemons waits for the MPS daemons of the plan. It waits without the locks, so the claim is recorded before, and

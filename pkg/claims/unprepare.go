@@ -174,8 +174,8 @@ func (t *tx) returnFromVMs(plan sharing.Plan) (notReturned, err error) {
 	return err, nil
 }
 
-// removeOrphan removes the spec of a claim without a record: Prepare may have been interrupted between the two. If
-// Prepare runs again meanwhile, either it finds that the spec is missing, or this finds its record.
+// removeOrphan removes the spec of a claim without a record: older versions of the driver wrote the record after the
+// spec. If Prepare runs meanwhile, either it writes the spec afterwards, or this finds its record.
 func (t *tx) removeOrphan() error {
 	if err := t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) }); err != nil {
 		return err

@@ -16,8 +16,8 @@ const (
 	whyChurn = "no object on the heap is left of a claim (pprof, after 5,000 and 10,000 claims), and no goroutine. " +
 		"The standard error of the growth is as large as the aim."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads " +
-		"the CDI directory after " +
-		"every change, on the same cores; see the row below."
+		"the CDI directory after every change, on the same cores; see the row below. A Prepare makes two changes, " +
+		"both after the record: the driver's CDI spec of the claim, and that of kubeletplugin for the metadata."
 	whyCalls8 = "eight times the processor time of one claim (API server, etcd, plugin) on the cores of this " +
 		"machine, and sixteen fsyncs on " +
 		"one journal. None waits for another in the driver: locks are per GPU."
@@ -52,7 +52,7 @@ const (
 		"after the other is the rule for the four shares of a GPU, each with one record: 64 fsyncs on one journal. " +
 		"Those alone take 15 ms in a benchmark of the records, and 12 if the lock is given back before the second " +
 		"fsync. The row below tells whose processor time it is. containerd reads the CDI directory after each of its " +
-		"64 changes."
+		"64 changes, half of them by kubeletplugin: see \"What a claim costs containerd\"."
 	whyFirstShares32 = "eight daemons start at once on two cores. Each is ready after two starts of a simulated " +
 		"program, which read the state of the simulated node: 12 ms until the daemon makes its socket, and 6 ms for " +
 		"all commands, on a quiet machine. NVIDIA's program takes 2 ms for the commands. Then the above."

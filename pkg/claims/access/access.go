@@ -51,10 +51,10 @@ type Specs struct {
 	Host sharing.Host // without MemoryLimit
 }
 
-// Write writes CDI specs with what the containers of the claim need now. It returns the plan with the names of the CDI
-// devices. Error: sharing.ErrGone.
-func (s Specs) Write(ctx context.Context, inv inventory.Inventory, claim types.UID, plan sharing.Plan) (sharing.Plan,
-	error) {
+// Find finds what the containers of the claim need now, for WriteClaim, and writes the driver's CDI spec and the files
+// to mount. It returns the plan with the names of the CDI devices. Error: sharing.ErrGone.
+func (s Specs) Find(ctx context.Context, inv inventory.Inventory, claim types.UID, plan sharing.Plan) (sharing.Plan,
+	[]cdi.Device, error) {
 	plan.Assignments = slices.Clone(plan.Assignments)
 	var devices []cdi.Device
 	forVMs := true
@@ -62,7 +62,7 @@ func (s Specs) Write(ctx context.Context, inv inventory.Inventory, claim types.U
 		access, err := s.of(ctx, inv, a)
 		forVMs = forVMs && a.VFIO != nil
 		if err != nil {
-			return plan, err
+			return plan, nil, err
 		}
 		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
 	}
@@ -70,19 +70,17 @@ func (s Specs) Write(ctx context.Context, inv inventory.Inventory, claim types.U
 	if !forVMs {
 		var err error
 		if driver, err = s.writeDriver(ctx); err != nil {
-			return plan, err
+			return plan, nil, err
 		}
 	}
-	return plan, steps.Do(ctx, steps.WriteClaimSpec, func(context.Context) error {
-		names, err := s.WriteClaim(claim, devices)
-		for i, name := range names {
-			plan.Assignments[i].CDI = []string{driver, name}
-			if plan.Assignments[i].VFIO != nil {
-				plan.Assignments[i].CDI = []string{name}
-			}
+	for i, d := range devices {
+		name := s.ClaimDevice(d.Name)
+		plan.Assignments[i].CDI = []string{driver, name}
+		if plan.Assignments[i].VFIO != nil {
+			plan.Assignments[i].CDI = []string{name}
 		}
-		return err
-	})
+	}
+	return plan, devices, nil
 }
 
 // writeDriver writes the spec of the driver, and returns the name of its device.
