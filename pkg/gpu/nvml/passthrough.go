@@ -40,6 +40,8 @@ func (m *Machine) bus() passthrough.Bus {
 // withVFIO adds to GPUs how they are given to virtual machines. It returns the GPUs that NVML does not list separately.
 // If the kernel has no vfio-pci, no GPU is offered, and the IOMMU groups are not looked at; see also ContainersOnly.
 func (m *Machine) withVFIO(listed []gpu.Device) (devices, unlisted []gpu.Device) {
+	passable := false
+	defer func() { m.watch.passable.Store(passable && !m.ContainersOnly) }()
 	if !m.bus().Registered() || m.ContainersOnly && !m.bus().InUse() {
 		return listed, nil
 	}
@@ -54,6 +56,7 @@ func (m *Machine) withVFIO(listed []gpu.Device) (devices, unlisted []gpu.Device)
 		}
 		v := &gpu.VFIO{Group: g.Group, Vendor: g.Vendor, Device: g.Device, Refusal: g.Refusal,
 			Bound: g.Driver == passthrough.Driver}
+		passable = passable || v.Bound || v.Refusal == ""
 		for _, f := range g.Own {
 			if !v.Bound {
 				v.Functions = append(v.Functions, gpu.PCIFunction{PCI: f.PCI, Driver: f.Driver})

@@ -37,8 +37,8 @@ type MachineConfig struct {
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
 	// EventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
-	// nothing interrupts the call. The end of the program does not wait for it. 0: 5 s with
-	// ContainersOnly, else 250 ms.
+	// nothing interrupts the call. The end of the program does not wait for it. 0: 5 s, and 250 ms while a GPU can be
+	// given to a virtual machine.
 	EventWait time.Duration
 }
 

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -19,8 +20,8 @@ import (
 )
 
 const (
-	// eventWait and vmEventWait are the defaults of MachineConfig.EventWait: a claim of a virtual machine waits for the
-	// end of the call, and each call costs some processor time.
+	// eventWait and vmEventWait are the defaults of MachineConfig.EventWait, the latter for machines whose GPUs can be
+	// given to virtual machines: a claim of one waits for the end of the call, and each call costs processor time.
 	eventWait, vmEventWait = 5 * time.Second, 250 * time.Millisecond
 	// hungAfter is how much longer a call may take before it counts as hanging.
 	hungAfter = 5 * time.Second
@@ -54,14 +55,16 @@ type watch struct {
 	// version is that of the GPUs of this session; none before they are registered.
 	version int
 	gpus    map[gpu.UUID]string // "" if it is watched, otherwise why not; nil: the first session has not begun
+	// passable says that the last discovery found a GPU that can be given to a virtual machine.
+	passable atomic.Bool
 }
 
 // eventWait is how long one call waits for events.
-func (c MachineConfig) eventWait() time.Duration {
-	if c.EventWait == 0 && c.ContainersOnly {
-		return eventWait
+func (m *Machine) eventWait() time.Duration {
+	if m.EventWait == 0 && m.watch.passable.Load() {
+		return vmEventWait
 	}
-	return cmp.Or(c.EventWait, vmEventWait)
+	return cmp.Or(m.EventWait, eventWait)
 }
 
 // unwatched returns why events of GPUs are not watched. A call for events hangs after a timeout.

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -234,4 +236,81 @@ func TestWithoutEvents(t *testing.T) {
 	must(t, w.machine.Plug("0"))
 	w.reason(1, "error_not_supported")
 	w.reason(0, "")
+}
+
+// waitLibrary notes how long the calls for events are to wait.
+type waitLibrary struct {
+	nvmllib.Interface
+	waits chan time.Duration
+}
+
+func (l waitLibrary) EventSetCreate() (nvmllib.EventSet, nvmllib.Return) {
+	return waitSet{waits: l.waits}, nvmllib.SUCCESS
+}
+
+func (l waitLibrary) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(index)
+	return waitDevice{d}, ret
+}
+
+type waitDevice struct{ nvmllib.Device }
+
+func (waitDevice) RegisterEvents(uint64, nvmllib.EventSet) nvmllib.Return { return nvmllib.SUCCESS }
+
+type waitSet struct {
+	nvmllib.EventSet
+	waits chan time.Duration
+}
+
+func (s waitSet) Wait(milliseconds uint32) (nvmllib.EventData, nvmllib.Return) {
+	s.waits <- time.Duration(milliseconds) * time.Millisecond
+	return nvmllib.EventData{}, nvmllib.ERROR_TIMEOUT
+}
+
+func (waitSet) Free() nvmllib.Return { return nvmllib.SUCCESS }
+
+// A claim of a virtual machine waits for the end of the call, so the call is short where there can be one, and only
+// there: each call costs processor time.
+func TestWaitForEvents(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(*vmMachine, *nvml.MachineConfig)
+		want   time.Duration
+	}{
+		{"a GPU can be given to a virtual machine", func(*vmMachine, *nvml.MachineConfig) {}, 250 * time.Millisecond},
+		{"the kernel has no vfio-pci", func(v *vmMachine, _ *nvml.MachineConfig) {
+			must(v.T, os.RemoveAll(filepath.Join(v.Sysfs, "bus/pci/drivers/vfio-pci")))
+		}, 5 * time.Second},
+		{"the machine has no IOMMU", func(v *vmMachine, _ *nvml.MachineConfig) {
+			must(v.T, os.Remove(v.file(v.gpu.PCI, "iommu_group")))
+		}, 5 * time.Second},
+		{"no GPU is offered to virtual machines", func(_ *vmMachine, c *nvml.MachineConfig) {
+			c.ContainersOnly = true
+		}, 5 * time.Second},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			v := newVMMachine(t)
+			c, waits := v.MachineConfig, make(chan time.Duration)
+			c.EventWait, c.Library = 0, waitLibrary{v, waits}
+			row.change(v, &c)
+			m := nvml.New(c)
+			t.Cleanup(func() { _ = m.Close() })
+			_, err := m.Discover(t.Context())
+			must(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); m.Watch(ctx, func(gpu.Event) {}) }()
+			if got := <-waits; got != row.want {
+				t.Errorf("got %v, want %v", got, row.want)
+			}
+			cancel()
+			for open := true; open; { // one more call may have begun
+				select {
+				case <-waits:
+				case <-ended:
+					open = false
+				}
+			}
+		})
+	}
 }
