@@ -195,7 +195,7 @@ func (n *Node) View() (*View, error) {
 // unchanged reports whether the last view is still current, false when in doubt. The caller holds n.mu.
 func (n *Node) unchanged() bool {
 	var st unix.Stat_t
-	if n.file == nil || unix.Stat(n.library, &st) != nil || n.have.device != uint64(st.Dev) || n.have.inode != st.Ino { //nolint:unconvert // as in load
+	if n.file == nil || unix.Fstat(int(n.file.Fd()), &st) != nil || st.Nlink == 0 { // another file has its name
 		return false
 	}
 	newest := uint64(0)
