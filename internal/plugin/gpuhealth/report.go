@@ -185,7 +185,7 @@ func (m *Manager) ended(c health.Condition) string {
 
 // Reports returns the health of all devices.
 func (m *Manager) Reports() []health.DeviceReport {
-	var all []health.DeviceReport
+	all := make([]health.DeviceReport, 0, len(m.known.Published)+1)
 	for _, d := range m.known.Published {
 		all = append(all, m.reportOf(d))
 	}

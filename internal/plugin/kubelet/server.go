@@ -203,11 +203,11 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 // WatchHealthStatus sends the health of all devices to the kubelet.
 func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	s.Node.ServeHealth(ctx, func(all []health.DeviceReport) bool {
-		var report kubeletplugin.DeviceHealthReport
-		for _, h := range all {
-			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
+		report := kubeletplugin.DeviceHealthReport{Devices: make([]kubeletplugin.DeviceHealth, len(all))}
+		for i, h := range all {
+			report.Devices[i] = kubeletplugin.DeviceHealth{
 				PoolName: inventory.PoolOf(s.NodeName, h.Device), DeviceName: h.Device,
-				Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
+				Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message}
 		}
 		select {
 		case reports <- report:

@@ -378,6 +378,24 @@ gpu-2 fractional, isolation mps
 Normal ModeChanged: GPU gpu-2 (GPU-2) changed from replicated: 4, isolation none to fractional, isolation mps`)
 }
 
+// A look at the machine parses no configuration that is in force already.
+func TestTheSameNodeConfigurationIsNotParsedAgain(t *testing.T) {
+	l := newTestNode(t)
+	warned := "version: v1\nflags: {gdsEnabled: true}\n"
+	var parsed []*string // the warning of each
+	for _, text := range []string{warned, warned, warned + "#"} {
+		l.write("default", text)
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		parsed = append(parsed, &l.config.inForce.Warnings[0])
+	}
+	if parsed[0] != parsed[1] || parsed[1] == parsed[2] {
+		t.Errorf("parsed again: unchanged: %v, changed: %v; want only the latter", parsed[0] != parsed[1],
+			parsed[1] != parsed[2])
+	}
+}
+
 // Without the labels of the node, the modes from before the restart stay, and the rules of health are not known.
 func TestRulesOfHealthAreNotKnown(t *testing.T) {
 	l := newTestNode(t)

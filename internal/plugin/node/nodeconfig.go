@@ -100,6 +100,9 @@ func (s *configSource) read(ctx context.Context) (c namedConfig, warnings []stri
 	if c.name == "" {
 		return c, warnings, nil
 	}
+	if was := s.inForce; was != nil && was.name == c.name && was.text == c.text {
+		return *was, warnings, nil
+	}
 	if c.Config, err = nodeconfig.Parse([]byte(c.text)); err != nil {
 		err = fmt.Errorf("node configuration %s: %w", c.name, err)
 	}
