@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -26,6 +27,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
+
+// logFlushPeriod is the default of --log-flush-frequency. Nothing is buffered without --log-text-split-stream or
+// --log-json-split-stream, and each flush wakes an idle program.
+const logFlushPeriod = time.Minute
 
 // Platform provides the GPUs.
 type Platform interface {
@@ -83,6 +88,7 @@ func ExitCode(err error, out io.Writer) int {
 func Command(name string, p Platform, more ...*cobra.Command) *cobra.Command {
 	var o options
 	logs := logsapi.NewLoggingConfiguration()
+	logs.FlushFrequency.Duration.Duration = logFlushPeriod
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: "Serves the GPUs of one node to Kubernetes, by Dynamic Resource Allocation.",

@@ -64,6 +64,14 @@ func runCommand(t *testing.T, args ...string) (string, int) {
 	return out.String(), code
 }
 
+// Nothing is buffered, and each flush wakes an idle plugin.
+func TestLogsAreFlushedRarely(t *testing.T) {
+	flag := Command("dra-kubelet-plugin", &NVIDIA{}).Flags().Lookup("log-flush-frequency")
+	if flag == nil || flag.DefValue != "1m0s" {
+		t.Errorf("got %+v, want the default 1m0s", flag)
+	}
+}
+
 func TestCheckTakesThePluginsEnvironment(t *testing.T) {
 	t.Setenv("DRIVER_ROOT", "/run/nvidia/driver")
 	t.Setenv("DRIVER_ROOT_MOUNT", "/nowhere")
