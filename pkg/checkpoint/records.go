@@ -89,6 +89,12 @@ func (r *Records) List() ([]PreparedClaim, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.decoded.Range(func(uid, _ any) bool {
+		if !slices.Contains(uids, uid.(types.UID)) { // deleted by another instance, or while Get read it
+			r.decoded.Delete(uid)
+		}
+		return true
+	})
 	var records []PreparedClaim
 	var errs []error
 	for _, uid := range uids {

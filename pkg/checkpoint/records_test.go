@@ -113,6 +113,29 @@ func TestGetAgain(t *testing.T) {
 	}
 }
 
+// TestDeletedByAnotherInstance: nobody asks for that record again, so List forgets what was decoded of it.
+func TestDeletedByAnotherInstance(t *testing.T) {
+	dir := t.TempDir()
+	r, other := open(t, dir), open(t, dir)
+	rec := record("u1", Prepared, "gpu-1")
+	put(t, r, rec)
+	put(t, r, record("u2", Prepared, "gpu-2"))
+	if _, err := r.List(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Delete(rec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.List(); err != nil {
+		t.Fatal(err)
+	}
+	for uid, want := range map[types.UID]bool{"u1": false, "u2": true} {
+		if _, kept := r.decoded.Load(uid); kept != want {
+			t.Errorf("%s is kept: got %v, want %v", uid, kept, want)
+		}
+	}
+}
+
 func TestPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	put(t, open(t, dir), record("u1", Prepared, "gpu-1"))
