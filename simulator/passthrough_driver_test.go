@@ -142,7 +142,7 @@ func TestCrashesOfPassthrough(t *testing.T) {
 		t.Fatalf("got %s", is)
 	}
 	crashWith(t, open, "gpu-1a-00-0-vfio", func(prepared string) bool {
-		return strings.Contains(prepared, `"hostPath": "<root>/dev/vfio/14"`) &&
+		return strings.Contains(prepared, "\"path\": \"/dev/vfio/14\",\n      \"hostPath\": \"<root>/dev/vfio/14\"") &&
 			strings.HasPrefix(prepared, "vfio-pci vfio-pci vfio-pci vfio-pci ")
 	})
 }

@@ -74,7 +74,7 @@ func TestMediatedDevices(t *testing.T) {
 func TestCrashesOfVGPUs(t *testing.T) {
 	open := func() *vmDriver { return newVMDriverOf(t, "a16-x4", "0000:3d:00") }
 	crashWith(t, open, "gpu-3d-00-0-vgpu-a16-4q-0", func(prepared string) bool {
-		return strings.Contains(prepared, `"hostPath": "<root>/dev/vfio/60"`) &&
+		return strings.Contains(prepared, "\"path\": \"/dev/vfio/60\",\n      \"hostPath\": \"<root>/dev/vfio/60\"") &&
 			strings.Contains(prepared, " NVIDIA A16-4Q ")
 	})
 }

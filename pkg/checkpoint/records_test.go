@@ -79,7 +79,6 @@ func TestPutAndGet(t *testing.T) {
 	}
 }
 
-// TestPrivate: the driver follows links of nobody in its directories, because only its own user can enter them.
 // A record is decoded once, until its file changes, also by another instance.
 func TestGetAgain(t *testing.T) {
 	dir := t.TempDir()
@@ -136,6 +135,7 @@ func TestDeletedByAnotherInstance(t *testing.T) {
 	}
 }
 
+// TestPrivate: the driver follows links of nobody in its directories, because only its own user can enter them.
 func TestPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	put(t, open(t, dir), record("u1", Prepared, "gpu-1"))
