@@ -43,7 +43,8 @@ func (p Program) Run(ctx context.Context) int {
 	if len(p.Args) == 0 {
 		return p.shell(ctx)
 	}
-	n, nodeErr := p.node()
+	n, err := p.node()
+	hasMultiUser := err != nil || knowsMultiUser(n) // an error is reported instead
 	var foreground, background, multiUser bool
 	for _, arg := range p.Args {
 		switch arg {
@@ -54,17 +55,16 @@ func (p Program) Run(ctx context.Context) int {
 		case "-multiuser-server":
 			multiUser = true
 		default:
-			if nodeErr != nil || knowsMultiUser(n) {
+			if hasMultiUser {
 				fmt.Fprint(p.Out, usage)
 				return 1
 			}
 			return p.shell(ctx) // an unknown flag makes older ones the program that sends commands
 		}
 	}
-	if !foreground && !background || multiUser && nodeErr == nil && !knowsMultiUser(n) {
+	if !foreground && !background || multiUser && !hasMultiUser {
 		return p.shell(ctx)
 	}
-	err := nodeErr
 	switch {
 	case err != nil:
 	case foreground:
