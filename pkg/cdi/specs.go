@@ -60,18 +60,13 @@ func (s *Specs) WriteDriver(common gpu.Access) (string, error) {
 	return name, s.write(spec, s.driverFile())
 }
 
-// WriteClaim writes the spec of a claim, and returns the qualified names of its devices, in their order. An unchanged
-// spec is not written again.
-func (s *Specs) WriteClaim(claim types.UID, devices []Device) ([]string, error) {
+// WriteClaim writes the spec of a claim. An unchanged spec is not written again.
+func (s *Specs) WriteClaim(claim types.UID, devices []Device) error {
 	spec, err := render(s.kind(claimClass), gpu.Access{}, devices)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var names []string
-	for _, d := range devices {
-		names = append(names, s.ClaimDevice(d.Name))
-	}
-	return names, s.write(spec, s.claimFile(claim))
+	return s.write(spec, s.claimFile(claim))
 }
 
 // ClaimDevice returns the qualified name of a device in the spec of a claim.

@@ -56,19 +56,18 @@ func write(t *testing.T, s *Specs) (driver string, devices []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, err = s.WriteClaim("u1", []Device{first, second})
-	if err != nil {
+	if err := s.WriteClaim("u1", []Device{first, second}); err != nil {
 		t.Fatal(err)
 	}
-	return driver, devices
+	return driver, []string{s.ClaimDevice(first.Name), s.ClaimDevice(second.Name)}
 }
 
 // What a runtime makes of the specs: every container gets the driver's part once, and its own devices only.
 func TestInjection(t *testing.T) {
 	s, dir := newSpecs(t)
 	driver, devices := write(t, s)
-	other, err := s.WriteClaim("u2", []Device{{Name: "u2-gpu-02-00-0", Access: second.Access}})
-	if err != nil {
+	other := Device{Name: "u2-gpu-02-00-0", Access: second.Access}
+	if err := s.WriteClaim("u2", []Device{other}); err != nil {
 		t.Fatal(err)
 	}
 	runtime, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir))
@@ -85,7 +84,7 @@ func TestInjection(t *testing.T) {
 		{"two devices, each with the driver's", []string{driver, devices[0], driver, devices[1]},
 			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
 				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
-		{"devices of two claims", []string{driver, devices[0], driver, other[0]},
+		{"devices of two claims", []string{driver, devices[0], driver, s.ClaimDevice(other.Name)},
 			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
 				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 	} {
@@ -195,7 +194,7 @@ func TestRuntimesNotice(t *testing.T) {
 	if err := watcher.Add(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.WriteClaim("u2", []Device{first}); err != nil {
+	if err := s.WriteClaim("u2", []Device{first}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "end"), 0o755); err != nil {
@@ -227,7 +226,7 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, dir := newSpecs(t)
-			if _, err := s.WriteClaim("u1", []Device{d}); err == nil {
+			if err := s.WriteClaim("u1", []Device{d}); err == nil {
 				t.Error("got no error")
 			}
 			if _, err := os.Stat(dir); err == nil {

@@ -119,8 +119,7 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 		}
 	}
 	return t.step(steps.WriteClaimSpec, func() error {
-		_, err := t.Specs.WriteClaim(t.claim.UID, devices)
-		return err
+		return t.Specs.WriteClaim(t.claim.UID, devices)
 	})
 }
 

@@ -153,9 +153,10 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			return kubeletplugin.Device{}, err
 		}
 	}
-	names, err := p.specs.WriteClaim(claim.UID, []cdi.Device{{Name: string(claim.UID), Access: p.access(s)}})
+	name := string(claim.UID)
+	err = p.specs.WriteClaim(claim.UID, []cdi.Device{{Name: name, Access: p.access(s)}})
 	return kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device,
-		ShareID: result.ShareID, CDIDeviceIDs: names}, err
+		ShareID: result.ShareID, CDIDeviceIDs: []string{p.specs.ClaimDevice(name)}}, err
 }
 
 // resultOf returns the only remote device of the claim.
