@@ -1,12 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints what the failed tests wrote, of the output of go test in a file. Of each test it prints the first lines.
+# Prints what the failed tests wrote, of the output of go test in a file: the first lines of each test, and then fewer of
+# them, because of a long text often only the end is kept.
 set -euo pipefail
 
-awk -v most=25 '
-# The first reading finds the failed tests, the second prints their lines.
-FNR == 1 { reading++; name = "" }
+awk '
+# The first reading finds the failed tests, the others print their lines.
+FNR == 1 { reading++; most = reading == 2 ? 25 : 4; name = ""; delete lines }
+FNR == 1 && reading == 3 { print "The same, shorter:" }
 match($0, /^ *--- FAIL: /) {
 	name = $3
 	if (reading == 1) failed[name]
@@ -16,4 +18,4 @@ reading == 1 { next }
 /^ *--- FAIL: / { print; next }
 /^ *--- (PASS|SKIP): / || /^(ok|FAIL|PASS|\?|make)/ { name = ""; next }
 name in failed && lines[name]++ < most
-' "$1" "$1"
+' "$1" "$1" "$1"

@@ -15,6 +15,9 @@ func TestFailures(t *testing.T) {
 === RUN   TestVerbose/one
     x_test.go:3: got 1,
         want 2
+        more 3
+        more 4
+        more 5
 === RUN   TestVerbose/two
     x_test.go:9: not a failure
 === NAME  TestVerbose
@@ -34,6 +37,20 @@ make: *** [Makefile:1: test] Error 1
 `
 	const want = `    x_test.go:3: got 1,
         want 2
+        more 3
+        more 4
+        more 5
+    x_test.go:11: the logs are kept
+--- FAIL: TestVerbose (0.10s)
+    --- FAIL: TestVerbose/one (0.10s)
+--- FAIL: TestQuiet (0.00s)
+    --- FAIL: TestQuiet/three (0.00s)
+        z_test.go:4: got 3
+The same, shorter:
+    x_test.go:3: got 1,
+        want 2
+        more 3
+        more 4
     x_test.go:11: the logs are kept
 --- FAIL: TestVerbose (0.10s)
     --- FAIL: TestVerbose/one (0.10s)

@@ -54,7 +54,8 @@ func (s *suite) replicas(t *testing.T, namespace, name, node, template string, c
 		args = []string{"show", "--stay"}
 	}
 	pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image, Args: args}},
-		TerminationGracePeriodSeconds: ptr.To(int64(0))}
+		// Not 0: such a pod is gone before its claim is released, and testRemote then ends the plugin that does it.
+		TerminationGracePeriodSeconds: ptr.To(int64(1))}
 	onNode(node)(pod)
 	withTemplate(template)(pod)
 	labels := map[string]string{"app": name}
