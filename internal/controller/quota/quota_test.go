@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -374,39 +375,43 @@ func TestNobodyCounts(t *testing.T) {
 
 // A class may be created together with its first claim. Whether a claim of a missing one asks for GPUs is not known.
 func TestMissingClass(t *testing.T) {
-	w := newWorld(t, map[string]string{"a": "gpus=0"})
-	w.count(t)
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}}
-	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: "device.driver == 'nic.example.com'"}}}
-	claim := clustertest.Claim(t, "requests: [{name: nic, exactly: {deviceClassName: nic.example.com}}]")
-	got := review(t, NewWebhook(w.feature), claim, false).Result
-	const want = "claim claim: request nic: there is no DeviceClass nic.example.com: create it, or correct the name, " +
-		"and try again"
-	if got.Code != http.StatusServiceUnavailable || got.Message != want {
-		t.Errorf("got %d %q, want 503 %q", got.Code, got.Message, want)
-	}
-	time.AfterFunc(2*again, func() { w.feature.View.SetClass(class) })
-	if response := review(t, NewWebhook(w.feature), claim, false); !response.Allowed {
-		t.Error(response.Result.Message)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"a": "gpus=0"})
+		w.count(t)
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}}
+		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: "device.driver == 'nic.example.com'"}}}
+		claim := clustertest.Claim(t, "requests: [{name: nic, exactly: {deviceClassName: nic.example.com}}]")
+		got := review(t, NewWebhook(w.feature), claim, false).Result
+		const want = "claim claim: request nic: there is no DeviceClass nic.example.com: create it, or correct " +
+			"the name, and try again"
+		if got.Code != http.StatusServiceUnavailable || got.Message != want {
+			t.Errorf("got %d %q, want 503 %q", got.Code, got.Message, want)
+		}
+		time.AfterFunc(2*again, func() { w.feature.View.SetClass(class) })
+		if response := review(t, NewWebhook(w.feature), claim, false); !response.Allowed {
+			t.Error(response.Result.Message)
+		}
+	})
 }
 
 // A quota that nobody has counted is waited for.
 func TestNewQuota(t *testing.T) {
-	w := newWorld(t, map[string]string{"a": "memory=10Gi"})
-	counted := make(chan struct{})
-	time.AfterFunc(5*again, func() {
-		defer close(counted)
-		w.count(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"a": "memory=10Gi"})
+		counted := make(chan struct{})
+		time.AfterFunc(5*again, func() {
+			defer close(counted)
+			w.count(t)
+		})
+		if response := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false); !response.Allowed {
+			t.Error(response.Result.Message)
+		}
+		<-counted
+		if got, want := w.quota(t, "a"), "memory=5Gi pending=1 enforced=true"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
 	})
-	if response := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false); !response.Allowed {
-		t.Error(response.Result.Message)
-	}
-	<-counted
-	if got, want := w.quota(t, "a"), "memory=5Gi pending=1 enforced=true"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
 }
 
 // A claim that takes nothing of a limit does not make that counted.
