@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -229,6 +230,7 @@ func (s *suite) waitAnswer(t *testing.T, pod client.ObjectKey, parts ...string) 
 func (s *suite) kubectlUser(t *testing.T, namespace string) string {
 	t.Helper()
 	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "kubectl-gpu"}}
+	user := "system:serviceaccount:" + namespace + ":kubectl-gpu"
 	blocks := s.yamlBlocks(t, "../../docs/kubectl-gpu.md")
 	for i, block := range blocks {
 		var role rbacv1.ClusterRole
@@ -245,8 +247,23 @@ func (s *suite) kubectlUser(t *testing.T, namespace string) string {
 			s.must(t, s.Create(t.Context(), object))
 			t.Cleanup(func() { s.must(t, s.Delete(context.WithoutCancel(t.Context()), object)) })
 		}
+		s.waitAllowed(t, user, named.Namespace, role.Rules[0])
 	}
-	return "system:serviceaccount:" + namespace + ":kubectl-gpu"
+	return user
+}
+
+// waitAllowed waits until the API server grants the user a new right: it reads roles and bindings from a cache.
+func (s *suite) waitAllowed(t *testing.T, user, namespace string, right rbacv1.PolicyRule) {
+	t.Helper()
+	resource, subresource, _ := strings.Cut(right.Resources[0], "/")
+	asked := authorizationv1.SubjectAccessReviewSpec{User: user,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: right.Verbs[0],
+			Group: right.APIGroups[0], Resource: resource, Subresource: subresource}}
+	s.must(t, kube.Until(t.Context(), soon, "the rights of "+user, func(ctx context.Context) (bool, string, error) {
+		review := &authorizationv1.SubjectAccessReview{Spec: asked}
+		err := s.Create(ctx, review)
+		return review.Status.Allowed, review.Status.Reason, err
+	}))
 }
 
 // kubectlGPU runs kubectl-gpu on the cluster of $KUBECONFIG and returns what it prints.
