@@ -39,7 +39,7 @@ func testControl(t *testing.T, name string, kubectl func(input string, args ...s
 			if got, want := on(t, "node-2", marks), "/etc/mark\n/var/lib/mark"; got != want {
 				t.Errorf("got files %q, want %q", got, want)
 			}
-			kubectl("", "rollout", "status", "daemonset/load-test", "--timeout=60s")
+			kubectl("", "rollout", "status", "daemonset/load-test", "--timeout="+hangs.String())
 			var after string
 			waitFor(t, "the container of node-2 to have its boot id", func() bool {
 				after = on(t, "node-2", bootID)
@@ -115,10 +115,13 @@ func testControl(t *testing.T, name string, kubectl func(input string, args ...s
 	})
 }
 
+// hangs is when a wait gives up. Only a mistake takes so long, on any machine.
+const hangs = 10 * time.Minute
+
 // waitFor waits until the condition holds.
 func waitFor(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(hangs); !holds(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}
