@@ -634,18 +634,17 @@ func TestUsageOfHangingGPU(t *testing.T) {
 	list := o.processes.config.Processes
 	o.processes.config.Processes = func(ctx context.Context, d gpu.Device) (gpu.Processes, error) {
 		if d.Name == "one" {
+			if end, ok := ctx.Deadline(); !ok || time.Until(end) > processTimeout {
+				t.Errorf("it may take until %s, want %s at most", end, processTimeout)
+			}
 			<-ctx.Done()
 			return gpu.Processes{}, ctx.Err()
 		}
 		return list(ctx, d)
 	}
 	const want = "ns/p main one 80/100 ?\nns/p main two 80/100 0/0\nnvml failed"
-	begin := time.Now()
 	if got := o.text(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if took := time.Since(begin); took > 2*processTimeout {
-		t.Errorf("took %s", took)
 	}
 }
 
