@@ -25,11 +25,11 @@ type Records struct {
 	dir string
 	// device → chan struct{} of capacity 1, full while a call of this process holds or acquires the device's lock
 	turns sync.Map
-	// UID → decoded. Every Get reads the file, and decodes it only if it has changed.
+	// UID → decoded. Every Get reads the file, and decodes it only if this process has neither written nor read it so.
 	decoded sync.Map
 }
 
-// decoded is a record and what it was decoded from.
+// decoded is a record and its file.
 type decoded struct {
 	data   []byte
 	record PreparedClaim
@@ -143,7 +143,8 @@ func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder,
 }
 
 // Put writes the record. When it returns nil, the record survives a power cut. After an error the old record is in
-// place, or the new one not yet safely, if only the sync of the directory failed. The call may be repeated.
+// place, or the new one not yet safely, if only the sync of the directory failed. The call may be repeated. Get returns
+// what the plan points to, so the caller does not change it any more.
 func (r *Records) Put(rec PreparedClaim) error {
 	file, err := r.file(rec.Claim.UID)
 	if err != nil {
@@ -160,6 +161,7 @@ func (r *Records) Put(rec PreparedClaim) error {
 	if err := renameio.WriteFile(file, data, 0o600, renameio.WithTempDir(r.tempDir())); err != nil {
 		return fmt.Errorf("write %s: %w", file, err)
 	}
+	r.decoded.Store(rec.Claim.UID, decoded{data, rec})
 	return syncDir(r.claimsDir())
 }
 

@@ -79,12 +79,17 @@ func TestPutAndGet(t *testing.T) {
 	}
 }
 
-// A record is decoded once, until its file changes, also by another instance.
+// A record is decoded once, until its file changes, also by another instance. What Put has written is not decoded.
 func TestGetAgain(t *testing.T) {
 	dir := t.TempDir()
 	r, other := open(t, dir), open(t, dir)
-	put(t, r, record("u1", Prepared, "gpu-1", "gpu-2", "gpu-3", "gpu-4"))
+	rec := record("u1", Prepared, "gpu-1", "gpu-2", "gpu-3", "gpu-4")
+	put(t, r, rec)
+	if got, err := r.Get("u1"); err != nil || &got.Plan.Assignments[0] != &rec.Plan.Assignments[0] {
+		t.Errorf("what this process has written is decoded: got %v, %v", got, err)
+	}
 	file := filepath.Join(dir, "claims", "u1.json")
+	r.decoded.Clear()
 	get := func() {
 		if _, err := r.Get("u1"); err != nil {
 			t.Fatal(err)
