@@ -22,31 +22,68 @@ type Counts map[string]int
 
 // Read returns what the API server has answered since its start.
 func Read(ctx context.Context, client rest.Interface) (Counts, error) {
-	text, err := client.Get().AbsPath("/metrics").DoRaw(ctx)
+	text, err := metrics(ctx, client)
 	if err != nil {
-		return nil, fmt.Errorf("read the API server's metrics: %w", err)
+		return nil, err
 	}
 	return parse(text)
 }
 
-func parse(text []byte) (Counts, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+// FailedOpen returns how many requests the API server has admitted since its start without an answer of the webhook,
+// which did not answer in time and is not required.
+func FailedOpen(ctx context.Context, client rest.Interface, webhook string) (int, error) {
+	text, err := metrics(ctx, client)
+	if err != nil {
+		return 0, err
+	}
+	return failedOpen(text, webhook)
+}
+
+func metrics(ctx context.Context, client rest.Interface) ([]byte, error) {
+	text, err := client.Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the API server's metrics: %w", err)
 	}
-	all := Counts{}
-	for _, m := range families["apiserver_request_total"].GetMetric() {
-		all[key(m)] += int(m.GetCounter().GetValue())
-	}
-	return all, nil
+	return text, nil
 }
 
-func key(m *dto.Metric) string {
+func parse(text []byte) (Counts, error) {
+	all := Counts{}
+	return all, eachCounter(text, "apiserver_request_total", func(m *dto.Metric, value int) { all[key(m)] += value })
+}
+
+func failedOpen(text []byte, webhook string) (n int, err error) {
+	err = eachCounter(text, "apiserver_admission_webhook_fail_open_count", func(m *dto.Metric, value int) {
+		if labelsOf(m)["name"] == webhook {
+			n += value
+		}
+	})
+	return n, err
+}
+
+// eachCounter calls do with each series of a counter, and its value.
+func eachCounter(text []byte, name string, do func(m *dto.Metric, value int)) error {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return fmt.Errorf("read the API server's metrics: %w", err)
+	}
+	for _, m := range families[name].GetMetric() {
+		do(m, int(m.GetCounter().GetValue()))
+	}
+	return nil
+}
+
+func labelsOf(m *dto.Metric) map[string]string {
 	labels := map[string]string{}
 	for _, l := range m.GetLabel() {
 		labels[l.GetName()] = l.GetValue()
 	}
+	return labels
+}
+
+func key(m *dto.Metric) string {
+	labels := labelsOf(m)
 	name := labels["verb"] + " " + labels["resource"]
 	if sub := labels["subresource"]; sub != "" {
 		name += "/" + sub

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-const metrics = `# HELP apiserver_request_total Counter of apiserver requests.
+const text = `# HELP apiserver_request_total Counter of apiserver requests.
 # TYPE apiserver_request_total counter
 apiserver_request_total{code="200",component="",dry_run="",resource="",subresource="/healthz",verb="GET"} 9
 apiserver_request_total{code="200",dry_run="",resource="",subresource="",verb="GET"} 4
@@ -20,10 +20,14 @@ apiserver_request_total{code="201",dry_run="All",resource="pods",subresource="",
 apiserver_request_total{code="409",dry_run="",resource="pods",subresource="",verb="POST"} 1
 # TYPE apiserver_request_total_other counter
 apiserver_request_total_other{resource="pods",verb="POST"} 50
+# TYPE apiserver_admission_webhook_fail_open_count counter
+apiserver_admission_webhook_fail_open_count{name="ranks.example.com",type="admit"} 3
+apiserver_admission_webhook_fail_open_count{name="ranks.example.com",type="validating"} 4
+apiserver_admission_webhook_fail_open_count{name="ranks.example.com.other",type="admit"} 50
 `
 
 func TestCounts(t *testing.T) {
-	got, err := parse([]byte(metrics))
+	got, err := parse([]byte(text))
 	want := Counts{"GET //healthz": 9, "GET ": 4, "GET resourceclaims": 7, "GET resourceclaims failed": 2,
 		"GET resourceclaimtemplates": 8, "PATCH resourceclaims/status": 1000000, "POST pods": 5,
 		"POST pods dry run": 3, "POST pods failed": 1}
@@ -45,5 +49,13 @@ func TestCounts(t *testing.T) {
 	}
 	if _, err := parse([]byte("a much\n")); err == nil {
 		t.Error("got no error of a value that is no number")
+	}
+}
+
+func TestFailedOpen(t *testing.T) {
+	for webhook, want := range map[string]int{"ranks.example.com": 7, "ranks.example.com.other": 50, "ranks": 0} {
+		if got, err := failedOpen([]byte(text), webhook); err != nil || got != want {
+			t.Errorf("%s: got %d and error %v, want %d", webhook, got, err, want)
+		}
 	}
 }

@@ -9,10 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/gpudra/gpu-dra-driver/test/apirequests"
 )
 
 // feature is the API server's metric of a feature gate.
@@ -90,22 +91,7 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 	return lacks, nil
 }
 
-// FailedOpen returns how many objects the API server has stored without an answer of the webhook, because the webhook
-// did not answer in time and is not needed.
-func (c *Cluster) FailedOpen(ctx context.Context, webhook string) (count int, err error) {
-	text, err := c.set.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("read the metrics of the API server: %w", err)
-	}
-	for line := range strings.Lines(string(text)) {
-		metric, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
-		if strings.HasPrefix(metric, `apiserver_admission_webhook_fail_open_count{name="`+webhook+`"`) {
-			n, err := strconv.Atoi(value)
-			if err != nil {
-				return 0, err
-			}
-			count += n
-		}
-	}
-	return count, nil
+// FailedOpen returns how many requests the API server has admitted without an answer of the webhook: see apirequests.
+func (c *Cluster) FailedOpen(ctx context.Context, webhook string) (int, error) {
+	return apirequests.FailedOpen(ctx, c.set.CoreV1().RESTClient(), webhook)
 }
