@@ -11,8 +11,8 @@ const (
 		"441 system calls for a claim and 227 for the safe floor, most of them short: files are opened and looked " +
 		"for. No step of the driver but the record has more than 4 %."
 	whyUnprepare = "one fsync, of the directory of records, is left, as the safe floor has it. Of the processor time " +
-		"of the driver's own code (perf), a quarter read the record, mostly its JSON, which is decoded once since " +
-		"then and not twice; a quarter sees by the files with the claim's metadata whether a container still runs " +
+		"of the driver's own code (perf), a quarter read the record, mostly its JSON, which is not decoded any " +
+		"more since then; a quarter sees by the files with the claim's metadata whether a container still runs " +
 		"with it (the step find_users). Without that, a GPU whose pod was deleted by force could be given to two " +
 		"pods. A tenth removes those files, and as much the CDI spec."
 	whyChurn = "no object on the heap is left of a claim (pprof, after 5,000 and 10,000 claims), and no goroutine. " +
