@@ -167,7 +167,7 @@ func atOnce(t *testing.T, refused, deleted int) {
 		all.Go(func() {
 			claim := share(t, fmt.Sprint("c", i), "1Gi")
 			response := review(t, webhooks[i%2], claim, false)
-			for !response.Allowed && strings.Contains(response.Result.Message, context.DeadlineExceeded.Error()) {
+			for !response.Allowed && response.Result.Code == http.StatusServiceUnavailable {
 				response = review(t, webhooks[i%2], claim, false) // the machine is slow, and the user tries again
 			}
 			if !response.Allowed {
@@ -370,6 +370,27 @@ func TestNobodyCounts(t *testing.T) {
 	const want = "GPUQuota a is not counted yet: try again, and see whether the controller has a leader"
 	if got.Code != http.StatusServiceUnavailable || got.Message != want {
 		t.Errorf("got %d %q, want 503 %q", got.Code, got.Message, want)
+	}
+}
+
+// What may be otherwise at the next try is no refusal of the claim.
+func TestRefusal(t *testing.T) {
+	const refused = exceededError("GPUQuota a has 0 of 1 left")
+	for _, row := range []struct {
+		unknown error
+		code    int32
+		message string
+	}{
+		{nil, http.StatusForbidden, "claim c: GPUQuota a has 0 of 1 left"},
+		{cluster.ErrAll, http.StatusForbidden,
+			"claim c: how much of GPUs it may take is not known, and a GPUQuota limits that: " +
+				cluster.ErrAll.Error()},
+		{fmt.Errorf("request gpu: %w", context.DeadlineExceeded), http.StatusServiceUnavailable,
+			"claim c: " + errSlow.Error()},
+	} {
+		if got := refusal("claim c", refused, row.unknown).Result; got.Code != row.code || got.Message != row.message {
+			t.Errorf("%v: got %d %q, want %d %q", row.unknown, got.Code, got.Message, row.code, row.message)
+		}
 	}
 }
 

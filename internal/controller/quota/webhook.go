@@ -90,19 +90,28 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 		return webhook.Errored(http.StatusServiceUnavailable, errLate)
 	case charged := <-r.done:
 		switch {
-		case errors.As(charged, &refused) && errors.Is(err, cluster.ErrNoClass):
-			return webhook.Errored(http.StatusServiceUnavailable, fmt.Errorf("%s: %w: create it, or correct the name, "+
-				"and try again", name(&claim), err))
-		case errors.As(charged, &refused) && err != nil:
-			return webhook.Denied(fmt.Sprintf("%s: how much of GPUs it may take is not known, and a GPUQuota limits "+
-				"that: %v", name(&claim), err))
 		case errors.As(charged, &refused):
-			return webhook.Denied(name(&claim) + ": " + refused.Error())
+			return refusal(name(&claim), refused, err)
 		case charged != nil:
 			return webhook.Errored(http.StatusServiceUnavailable, charged)
 		}
 	}
 	return webhook.Allowed("")
+}
+
+// refusal is the answer about a claim that a quota has no room for. unknown says why everything counted, if it did.
+func refusal(claim string, refused exceededError, unknown error) webhook.Response {
+	switch {
+	case errors.Is(unknown, cluster.ErrNoClass):
+		return webhook.Errored(http.StatusServiceUnavailable, fmt.Errorf("%s: %w: create it, or correct the name, "+
+			"and try again", claim, unknown))
+	case errors.Is(unknown, context.DeadlineExceeded):
+		return webhook.Errored(http.StatusServiceUnavailable, fmt.Errorf("%s: %w", claim, errSlow))
+	case unknown != nil:
+		return webhook.Denied(fmt.Sprintf("%s: how much of GPUs it may take is not known, and a GPUQuota limits that: "+
+			"%v", claim, unknown))
+	}
+	return webhook.Denied(claim + ": " + refused.Error())
 }
 
 // amountOf returns how much the claim takes. If there is an error, everything is unknown. Users choose how long their
@@ -166,6 +175,10 @@ func answer(batch []*request, err error) {
 
 // errLate means that the API server is slow.
 var errLate = errors.New("the GPUQuotas of the namespace could not be charged in time: try again")
+
+// errSlow means that the controller is slow, or the selectors are.
+var errSlow = errors.New("the GPUs that it may take could not be found in time, and a GPUQuota limits them: try " +
+	"again, or use fewer selectors")
 
 // errUncounted means that a quota has not been counted yet.
 var errUncounted = errors.New("is not counted yet: try again, and see whether the controller has a leader")
