@@ -50,40 +50,80 @@ func (k *Devices) keep(slice *resourceapi.ResourceSlice, device string,
 
 // Shorten drops of decoded slices what is not kept.
 func (k Devices) Shorten(list *resourceapi.ResourceSliceList) {
-	(&sliceDecoder{parts: cluster.Parts{}, Devices: k}).shorten(list)
+	l := &sliceDecoder{parts: cluster.Parts{}, Devices: k}
+	for i := range list.Items {
+		l.shorten(&list.Items[i])
+	}
 }
 
-// sliceDecoder decodes the pages of a list of slices.
+// sliceDecoder decodes the slices of a list.
 type sliceDecoder struct {
 	Devices
+	devices     func() Devices // returns these; nil: they are known
 	parts       cluster.Parts
 	common, own []byte // of a device; they are used again
 }
 
-// slices returns the function that lists slices.
+// undecodedSlice is decoded while the next page is read.
+type undecodedSlice struct {
+	runtime.Unknown                            // its protobuf
+	decoded         *resourceapi.ResourceSlice // nil, unless the API server does not answer in protobuf
+	by              *sliceDecoder
+}
+
+// decode must be called in the order of the slices.
+func (u *undecodedSlice) decode() (*resourceapi.ResourceSlice, error) {
+	l := u.by
+	if l.devices != nil {
+		l.Devices, l.devices = l.devices(), nil
+	}
+	if u.decoded != nil {
+		l.shorten(u.decoded)
+		return u.decoded, nil
+	}
+	s := &resourceapi.ResourceSlice{}
+	if err := l.slice(u.Raw, s); err != nil {
+		return nil, fmt.Errorf("decode slices: %w", err)
+	}
+	return s, nil
+}
+
+// slices returns the function that lists slices, each an undecodedSlice.
 func (r Reader) slices(client resourceclient.ResourceV1Interface) func(context.Context, metav1.ListOptions) (
-	*resourceapi.ResourceSliceList, error) {
+	*metav1.List, error) {
 	var l *sliceDecoder
-	return func(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
+	var fit int64 // how many slices fit into a page
+	return func(ctx context.Context, o metav1.ListOptions) (*metav1.List, error) {
+		if o.Continue == "" { // the first page
+			l = &sliceDecoder{parts: cluster.Parts{}, Devices: Devices{Counters: true}, devices: r.Devices}
+		} else {
+			o.Limit = max(o.Limit, fit)
+		}
 		list := &resourceapi.ResourceSliceList{}
 		text, err := page(ctx, client, o, list)
 		if err != nil {
 			return nil, err
 		}
-		if o.Continue == "" { // the first page
-			l = &sliceDecoder{parts: cluster.Parts{}, Devices: Devices{Counters: true}}
-			if r.Devices != nil {
-				l.Devices = r.Devices()
+		all := &metav1.List{ListMeta: list.ListMeta}
+		add := func(u undecodedSlice) { all.Items = append(all.Items, runtime.RawExtension{Object: &u}) }
+		for i := range list.Items {
+			add(undecodedSlice{decoded: &list.Items[i], by: l})
+		}
+		if err := fields(text, func(number protowire.Number, value, _ []byte) error {
+			switch number {
+			case 1:
+				return all.ListMeta.Unmarshal(value)
+			case 2:
+				add(undecodedSlice{Unknown: runtime.Unknown{Raw: value}, by: l})
 			}
-		}
-		if text == nil {
-			l.shorten(list)
-			return list, nil
-		}
-		if err := l.decode(text, list); err != nil {
+			return nil
+		}); err != nil {
 			return nil, fmt.Errorf("decode slices: %w", err)
 		}
-		return list, nil
+		if len(text) > 0 {
+			fit = min(perPage, pageBytes*int64(len(all.Items))/int64(len(text)))
+		}
+		return all, nil
 	}
 }
 
@@ -114,33 +154,30 @@ func page(ctx context.Context, client resourceclient.ResourceV1Interface, o meta
 	return content(answer)
 }
 
-// shorten drops of decoded slices what is not kept.
-func (l *sliceDecoder) shorten(list *resourceapi.ResourceSliceList) {
-	for i := range list.Items {
-		s := &list.Items[i]
-		all := s.Spec.Devices
-		s.ManagedFields, s.Spec.Devices = nil, nil
-		if !l.Counters {
-			s.Spec.SharedCounters = nil
-		}
-		var kept []resourceapi.Device
-		for _, d := range all {
-			consumes := len(d.ConsumesCounters) > 0
-			keeps := l.keep(s, d.Name, consumes)
-			if keeps == nil {
-				continue
-			}
-			maps.DeleteFunc(d.Attributes, func(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool {
-				return !keeps(name)
-			})
-			if consumes && !l.Counters {
-				d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{}}
-			}
-			l.parts.Share(&d)
-			kept = append(kept, d)
-		}
-		s.Spec.Devices = kept
+// shorten drops of a decoded slice what is not kept.
+func (l *sliceDecoder) shorten(s *resourceapi.ResourceSlice) {
+	all := s.Spec.Devices
+	s.ManagedFields, s.Spec.Devices = nil, nil
+	if !l.Counters {
+		s.Spec.SharedCounters = nil
 	}
+	var kept []resourceapi.Device
+	for _, d := range all {
+		consumes := len(d.ConsumesCounters) > 0
+		keeps := l.keep(s, d.Name, consumes)
+		if keeps == nil {
+			continue
+		}
+		maps.DeleteFunc(d.Attributes, func(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool {
+			return !keeps(name)
+		})
+		if consumes && !l.Counters {
+			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{}}
+		}
+		l.parts.Share(&d)
+		kept = append(kept, d)
+	}
+	s.Spec.Devices = kept
 }
 
 // The rest of this file reads what k8s.io/api/resource/v1/generated.proto describes.
@@ -180,20 +217,6 @@ func fields(message []byte, each func(number protowire.Number, value, whole []by
 		message = message[tag+length:]
 	}
 	return nil
-}
-
-// decode decodes a ResourceSliceList.
-func (l *sliceDecoder) decode(text []byte, into *resourceapi.ResourceSliceList) error {
-	return fields(text, func(number protowire.Number, value, _ []byte) error {
-		switch number {
-		case 1:
-			return into.ListMeta.Unmarshal(value)
-		case 2:
-			into.Items = append(into.Items, resourceapi.ResourceSlice{})
-			return l.slice(value, &into.Items[len(into.Items)-1])
-		}
-		return nil
-	})
 }
 
 // slice decodes a ResourceSlice.

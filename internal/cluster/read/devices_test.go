@@ -137,6 +137,46 @@ func TestDevices(t *testing.T) {
 	}
 }
 
+// The second page is read while nothing of the first is decoded, because it is not known yet what is kept. It has more
+// slices, if they are small.
+func TestReadAhead(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		bytes int // of a slice, at least
+		limit string
+	}{{"small slices", 0, "500"}, {"large slices", pageBytes / 2, "100"}} {
+		t.Run(row.name, func(t *testing.T) {
+			second := make(chan string, 1) // its limit
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				page := slicesOf("a")
+				if query := r.URL.Query(); query.Get("continue") == "" {
+					page.Continue = "more"
+				} else {
+					second <- query.Get("limit")
+				}
+				page.Items[0].Annotations = map[string]string{"x": strings.Repeat("x", row.bytes)}
+				w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+				// If that fails, the client has gone.
+				_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(page, w)
+			}))
+			defer server.Close()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := Reader{Client: client, Devices: func() Devices {
+				if got := <-second; got != row.limit {
+					t.Errorf("got limit %s, want %s", got, row.limit)
+				}
+				return Devices{}
+			}}.Read(t.Context(), cluster.Slices)
+			if err := s.Unread[cluster.Slices]; err != nil || len(s.Slices) != 2 {
+				t.Errorf("got %d slices, %v, want 2", len(s.Slices), err)
+			}
+		})
+	}
+}
+
 // What the API server says of a request is not lost: by the reason the reader begins again, and people see who may not.
 func TestDevicesThatAreRefused(t *testing.T) {
 	for _, refused := range []*apierrors.StatusError{

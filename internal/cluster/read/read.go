@@ -122,8 +122,10 @@ func namespaced[T, L runtime.Object, C lister[L]](ctx context.Context, r Reader,
 
 const (
 	perPage = 500 // objects; that of kubectl
-	// slicesPerPage is less: a slice with 128 partitions has 90 KiB.
+	// slicesPerPage is less: a slice with 128 partitions has 90 KiB. Later pages have as many as fit into pageBytes, at
+	// most perPage, if those are more.
 	slicesPerPage = 100
+	pageBytes     = 4 << 20
 )
 
 // list reads page by page. If the API server has forgotten the version of the first page, it starts again without
@@ -149,7 +151,12 @@ func pages[T, L runtime.Object](ctx context.Context, r Reader,
 	if r.Slim != nil {
 		slim = r.Slim()
 	}
-	err = p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+	err = p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) (err error) {
+		if u, ok := o.(*undecodedSlice); ok {
+			if o, err = u.decode(); err != nil {
+				return err
+			}
+		}
 		object, ok := o.(T)
 		if !ok {
 			return fmt.Errorf("the list has a %T", o)
