@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -77,23 +78,63 @@ func openDir(dir string) error {
 	return host.RunsForAll(dir)
 }
 
+// installHook copies the program, unless it is there. It never has a whole program in memory: one has 10 MiB, more than
+// all that the idle plugin keeps on its heap.
 func installHook(source, target string) error {
-	program, err := os.ReadFile(source)
+	program, err := os.Open(source)
 	if err != nil {
 		return fmt.Errorf("read the CDI hook program: %w", err)
 	}
-	installed, err := os.ReadFile(target)
-	if err == nil && bytes.Equal(program, installed) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	defer program.Close()
+	installed, err := os.Open(target)
+	switch {
+	case err == nil:
+		same := sameContent(program, installed)
+		if installed.Close(); same {
+			return nil
+		}
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	// Replace it atomically: the host may be running the old one.
-	if err := renameio.WriteFile(target, program, 0o755, renameio.IgnoreUmask()); err != nil {
+	if err := replace(target, program); err != nil {
 		return fmt.Errorf("install the CDI hook program: %w", err)
 	}
 	return nil
+}
+
+// sameContent reports whether both are readable and the same from here to their ends.
+func sameContent(a, b io.Reader) bool {
+	var parts [2][64 << 10]byte
+	for {
+		n, errOfA := io.ReadFull(a, parts[0][:])
+		m, errOfB := io.ReadFull(b, parts[1][:])
+		if !bytes.Equal(parts[0][:n], parts[1][:m]) {
+			return false
+		}
+		if errOfA != nil {
+			return ended(errOfA) && ended(errOfB)
+		}
+	}
+}
+
+// ended reports whether io.ReadFull came to the end.
+func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
+
+// replace writes the whole file to the path, as a program.
+func replace(path string, with *os.File) error {
+	if _, err := with.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o755), renameio.IgnoreUmask())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Cleanup() }()
+	if _, err := io.Copy(file, with); err != nil {
+		return err
+	}
+	return file.CloseAtomicallyReplace()
 }
 
 // removeHooks removes the hook programs, also those that an older version has installed in the plugin's directory, and

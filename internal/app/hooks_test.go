@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,6 +80,34 @@ func TestInstallHooks(t *testing.T) {
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("left in %s: %v, %v", dir, left, err)
 		}
+	}
+}
+
+// TestHooksAreNeverInMemory: a program is larger than all that the idle plugin keeps on its heap.
+func TestHooksAreNeverInMemory(t *testing.T) {
+	const size, limit = 10 << 20, 1 << 20
+	source, target := filepath.Join(t.TempDir(), "source"), filepath.Join(t.TempDir(), "target")
+	for _, row := range []struct{ name, last string }{
+		{"installed", "a"},
+		{"there", "a"},
+		{"its last byte is new", "b"},
+		{"longer", "bc"},
+		{"shorter", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			program := append(bytes.Repeat([]byte("x"), size), row.last...)
+			if err := os.WriteFile(source, program, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err := installHook(source, target)
+			runtime.ReadMemStats(&after)
+			if got := after.TotalAlloc - before.TotalAlloc; err != nil || got > limit {
+				t.Errorf("allocated %d bytes, %v, want at most %d", got, err, limit)
+			}
+			requireProgram(t, target, source)
+		})
 	}
 }
 
