@@ -463,6 +463,11 @@ func TestKilledWhileReleasing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			mount, err := os.Open(file) // holds its directory entry, as the mount of the container does
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer mount.Close()
 			killed.Store(true)
 			if err := k.unprepare(t.Context(), "u"); err == nil || !strings.Contains(err.Error(), "killed") {
 				t.Fatalf("killed: got error %v", err)

@@ -182,7 +182,10 @@ func claimIn(data []byte) types.UID {
 func (m *Metadata) RemoveAll(dir string) error {
 	m.files.Lock()
 	defer m.files.Unlock()
-	requests, _ := os.ReadDir(dir)
+	requests, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // as unmounted leaves it
+	}
 	for _, request := range requests {
 		data, err := os.ReadFile(filepath.Join(dir, request.Name(), "metadata.json"))
 		if claim := claimIn(data); err == nil && claim != "" && m.Prepared(claim) {
@@ -208,9 +211,9 @@ func (m *Metadata) forget(claim types.UID) {
 	delete(m.removed, claim)
 }
 
-// unmounted removes the files of the claim, and reports that no container has one of them. If it returns false, a
-// container may have one, and a claim that is not released needs restore. From here on no container starts with the
-// claim: the runtime finds no file to mount.
+// unmounted removes the files of the claim, and reports that no container has one of them: then it has removed their
+// directories, too. If it returns false, a container may have one, and a claim that is not released needs restore. From
+// here on no container starts with the claim: the runtime finds no file to mount.
 //
 // It sees whether the kernel drops each file that it removes: a bind mount would keep it. So it takes as long with any
 // number of processes.
@@ -238,11 +241,17 @@ func (m *Metadata) unmounted(claim sharing.Claim) bool {
 			_ = os.Remove(path) // without that, containers can start as before
 		}
 	}
-	if unmounted {
-		delete(m.claims, claim.UID)
-		delete(m.removed, claim.UID)
+	if !unmounted {
+		return false
 	}
-	return unmounted
+	delete(m.claims, claim.UID)
+	delete(m.removed, claim.UID)
+	// A directory with a file stays: another instance has written it meanwhile.
+	for _, request := range requests {
+		_ = unix.Rmdir(filepath.Join(dir, request.Name()))
+	}
+	_ = unix.Rmdir(dir)
+	return true
 }
 
 // keep keeps the content of a file of the claim for restore.
@@ -309,7 +318,7 @@ func (m *Metadata) drops(name string) bool {
 	}
 	dropped := false
 	buffer := make([]byte, 4<<10)
-	for {
+	for !dropped {
 		n, err := unix.Read(m.events, buffer)
 		if err != nil || n <= 0 {
 			break

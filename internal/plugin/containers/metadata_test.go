@@ -122,8 +122,8 @@ func TestUnmounted(t *testing.T) {
 	}
 }
 
-// TestUnmountedAgain: after an answer only a look at all processes tells more. Files are removed if none is mounted;
-// otherwise restore writes them again.
+// TestUnmountedAgain: after an answer only a look at all processes tells more, until the claim is prepared again and
+// no directory was left. Files and directories are removed if none is mounted; otherwise restore writes files again.
 func TestUnmountedAgain(t *testing.T) {
 	inotify.Need(t)
 	for _, held := range []bool{false, true} {
@@ -152,13 +152,15 @@ func TestUnmountedAgain(t *testing.T) {
 		if kept := len(m.claims) > 0; kept != held {
 			t.Errorf("held %t: remembers the claim: %t", held, kept)
 		}
+		if _, err := os.Stat(filepath.Join(dir, "ns_c")); errors.Is(err, os.ErrNotExist) == held {
+			t.Errorf("held %t: the directory of the claim has error %v", held, err)
+		}
 		for _, file := range files {
-			entries, err := os.ReadDir(filepath.Dir(file))
-			if err != nil || len(entries) > 0 != held {
-				t.Errorf("held %t: got files %v and error %v, want one if one is held", held, entries, err)
-			}
 			if !held {
 				continue
+			}
+			if entries, err := os.ReadDir(filepath.Dir(file)); err != nil || len(entries) != 1 {
+				t.Errorf("got files %v and error %v, want one", entries, err)
 			}
 			data, err := os.ReadFile(file)
 			info, failed := os.Stat(file)
@@ -175,7 +177,7 @@ func TestUnmountedAgain(t *testing.T) {
 		must(t, os.RemoveAll(filepath.Join(dir, "ns_c")))
 		write("gpu-0")
 		ask()
-		if want := []bool{!held, false, false, true}; !slices.Equal(got, want) {
+		if want := []bool{!held, false, !held, true}; !slices.Equal(got, want) {
 			t.Errorf("held %t: got %v, want %v", held, got, want)
 		}
 	}
@@ -364,9 +366,9 @@ func TestClosedMetadata(t *testing.T) {
 	dir := tmpfs.Dir(t)
 	m := &Metadata{Dir: dir}
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
-	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 	before := inotify.Count(t)
 	for range 2 {
+		must(t, m.MkdirAll(filepath.Dir(file), 0o755))
 		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
 		if got, want := m.unmounted(claimC), !m.closed; got != want {
 			t.Errorf("closed %t: got unmounted %t, want %t", m.closed, got, want)
