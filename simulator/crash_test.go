@@ -32,7 +32,7 @@ func TestCrashAtStep(t *testing.T) {
 	mustBe(t, err)
 	recorded := map[node.Verb][]string{node.Prepare: v.Steps.Prepare, node.Unprepare: v.Steps.Unprepare}
 	const known = "map[prepare:[lock_devices find_holders find_device_files find_device_files find_driver_files " +
-		"write_driver_spec write_record write_claim_spec] unprepare:[lock_devices remove_claim_spec delete_record]]"
+		"write_driver_spec write_record write_claim_spec] unprepare:[lock_devices delete_record remove_claim_spec]]"
 	if got := fmt.Sprint(recorded); got != known {
 		t.Fatalf("steps %s, want %s", got, known)
 	}
@@ -154,7 +154,7 @@ func TestStepsOfConcurrentCalls(t *testing.T) {
 	mustBe(t, err)
 	const want = "{[lock_devices find_holders find_device_files find_driver_files write_driver_spec write_record " +
 		"write_claim_spec] " +
-		"[lock_devices remove_claim_spec delete_record]}"
+		"[lock_devices delete_record remove_claim_spec]}"
 	if got := fmt.Sprint(*v.Steps); got != want {
 		t.Errorf("steps %s, want %s", got, want)
 	}

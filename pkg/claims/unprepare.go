@@ -76,8 +76,10 @@ func (t *tx) release(results []allocation.Result) error {
 			return err
 		}
 	}
-	if err := t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) }); err != nil {
-		return err
+	if alters {
+		if err := t.removeSpec(); err != nil {
+			return err
+		}
 	}
 
 	// Reduce daemons, partitions and GPUs to what the other claims need. GPUs that have moved on the PCI bus are left
@@ -114,7 +116,12 @@ func (t *tx) release(results []allocation.Result) error {
 	if notReturned != nil {
 		return fmt.Errorf("%w: %w", ErrNotRestored, notReturned)
 	}
-	return t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) })
+	if err := t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) }); err != nil || alters {
+		return err
+	}
+	// Only now, because then containerd reads all specs again, and there is one processor less.
+	t.unlock()
+	return t.removeOrphan()
 }
 
 // checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
@@ -174,10 +181,16 @@ func (t *tx) returnFromVMs(plan sharing.Plan) (notReturned, err error) {
 	return err, nil
 }
 
-// removeOrphan removes the spec of a claim without a record: older versions of the driver wrote the record after the
-// spec. If Prepare runs meanwhile, either it writes the spec afterwards, or this finds its record.
+// removeSpec removes the CDI spec of the claim.
+func (t *tx) removeSpec() error {
+	return t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) })
+}
+
+// removeOrphan removes the spec of a claim without a record: the record is removed before the spec, and older versions
+// of the driver wrote it after the spec. If Prepare runs meanwhile, either it writes the spec afterwards, or this finds
+// its record.
 func (t *tx) removeOrphan() error {
-	if err := t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) }); err != nil {
+	if err := t.removeSpec(); err != nil {
 		return err
 	}
 	rec, err := t.Records.Get(t.claim.UID)
