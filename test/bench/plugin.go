@@ -24,8 +24,8 @@ const (
 	others        = 200
 	rounds        = 2  // each without and with other claims
 	cycles        = 75 // of one claim in each round without other claims
-	crowdedCycles = 30 // of one claim in each round with other claims
-	// pause before each of the latter, in which containerd reads the CDI directory
+	crowdedCycles = 30 // of one claim in each round with other claims, and as many without, after the same pauses
+	// pause before each of those, in which containerd reads the CDI directory
 	cdiPause = 400 * time.Millisecond
 	// claimPause is how long a claim stays prepared.
 	claimPause = 10 * time.Millisecond
@@ -106,13 +106,16 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 	if err := b.statusTime(ctx, many); err != nil {
 		return err
 	}
-	var alone, among steps
+	var alone, paused, among steps
 	var parses samples
 	for range rounds {
 		if err := b.quiet(ctx); err != nil {
 			return err
 		}
 		if err := b.cycle(ctx, dir, cycles, 0, &alone); err != nil {
+			return err
+		}
+		if err := b.cycle(ctx, dir, crowdedCycles, cdiPause, &paused); err != nil {
 			return err
 		}
 		if err := b.withPrepared(ctx, many, func() error {
@@ -126,6 +129,7 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 	b.results["prepare"] = []float64{alone.prepare.p50()}
 	b.results["get"], b.results["write"], b.results["call"] = []float64{alone.get.p50()}, []float64{alone.write.p50()},
 		[]float64{alone.call.p50()}
+	b.results["preparepaused"] = []float64{paused.prepare.p50()}
 	b.results["prepare200"] = []float64{among.prepare.p50()}
 	b.results["parse200"] = []float64{parses.p50()}
 	return b.deleteClaims(ctx)

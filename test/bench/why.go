@@ -11,15 +11,15 @@ const (
 		"441 system calls for a claim and 227 for the safe floor, most of them short: files are opened and looked " +
 		"for. No step of the driver but the record has more than 4 %."
 	whyUnprepare = "one fsync, of the directory of records, is left, as the safe floor has it. Of the processor time " +
-		"of the driver's own code (perf), a quarter read the record, mostly its JSON, which is not decoded any " +
-		"more since then; a quarter sees by the files with the claim's metadata whether a container still runs " +
-		"with it (the step find_users). Without that, a GPU whose pod was deleted by force could be given to two " +
-		"pods. A tenth removes those files, and as much the CDI spec."
+		"of the driver's own code (perf), the largest part sees by the files with the claim's metadata whether a " +
+		"container still runs with it, and removes them (the step find_users). Without that, a GPU whose pod was " +
+		"deleted by force could be given to two pods."
 	whyChurn = "no object on the heap is left of a claim (pprof, after 5,000 and 10,000 claims), and no goroutine. " +
 		"The standard error of the growth is as large as the aim."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads " +
-		"the CDI directory after every change, on the same cores; see the row below. A Prepare makes two changes, " +
-		"both after the record: the driver's CDI spec of the claim, and that of kubeletplugin for the metadata."
+		"the CDI directory after every change, on the same cores; see the row of the CDI directory. A Prepare makes " +
+		"two changes, both after the record: the driver's CDI spec of the claim, and that of kubeletplugin for the " +
+		"metadata."
 	whyCalls8 = "eight times the processor time of one claim (API server, etcd, plugin) on the cores of this " +
 		"machine, and sixteen fsyncs on " +
 		"one journal. None waits for another in the driver: locks are per GPU."
