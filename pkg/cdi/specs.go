@@ -117,8 +117,8 @@ func (s *Specs) RemoveDriver() error {
 }
 
 // orphanAge is the age at which a claim's spec without a record is an orphan, also if the clock was ahead when it was
-// written. Older versions of the driver wrote the record after the spec, within one call of the kubelet, which ends
-// after 45 s.
+// written. A plugin that is killed while it releases the claim leaves one. Older versions of the driver also wrote the
+// record after the spec, within one call of the kubelet, which ends after 45 s.
 const orphanAge = 5 * time.Minute
 
 // Orphans returns the unknown claims with specs older than orphanAge. It includes the metadata specs that kubeletplugin

@@ -3,13 +3,13 @@
 // Package claims prepares GPUs for claims and releases them. Only this package knows the order of the steps:
 //
 //	Prepare:   decide → write the record (Preparing) → change the hardware → wait for daemons →
-//	           write the CDI spec → write the record (Prepared) → answer
+//	           write the record (Prepared) → write the CDI spec → answer
 //	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
 // The two recipes are tx.prepare and tx.release. If nothing changes with the claim, because another claim on the GPU
-// needs the same, and no daemon has to be waited for, the record is written once, and the release begins without one:
-// see sharing.Alters. Every step may be repeated, so a second call of Prepare or Unprepare completes an interrupted
-// one. Each step runs through steps.Do, so that observers can follow it.
+// needs the same, and no daemon has to be waited for, the record is written once. The release then begins without one,
+// and removes the CDI spec last: see sharing.Alters. Every step may be repeated, so a second call of Prepare or
+// Unprepare completes an interrupted one. Each step runs through steps.Do, so that observers can follow it.
 package claims
 
 import (

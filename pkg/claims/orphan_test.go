@@ -11,7 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// orphaned has the spec of claim a without a record, as older versions of the driver left it when they were killed.
+// orphaned has the spec of claim a without a record, as a plugin leaves it that is killed while it releases the claim.
 func orphaned(t *testing.T) *fixture {
 	t.Helper()
 	w := newFixture(t)
@@ -30,8 +30,8 @@ func orphaned(t *testing.T) *fixture {
 	return w
 }
 
-// The plugin was killed between spec and record. The cleanup removes the spec while the kubelet prepares the claim
-// again: whatever comes first, the spec is there when the claim is prepared.
+// The cleanup removes the spec of a claim without a record while the kubelet prepares the claim again: whatever comes
+// first, the spec is there when the claim is prepared.
 func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 	cleanup := func(t *testing.T, ctx context.Context, w *fixture) {
 		t.Helper()
@@ -70,5 +70,28 @@ func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 				t.Errorf("the claim is prepared without its CDI device:\n%s", got)
 			}
 		})
+	}
+}
+
+// The record is gone and the spec not yet when the kubelet prepares the claim, which has another GPU now: the spec that
+// Prepare has written is there in the end.
+func TestReleaseOfAClaimThatIsBeingPrepared(t *testing.T) {
+	w := newFixture(t)
+	w.do("prepare a gpu-1")
+	ran := false
+	ctx := steps.With(w.context(), func(ctx context.Context, name string, do func(context.Context) error) error {
+		if name == steps.RemoveClaimSpec && !ran {
+			ran = true
+			if _, err := w.preparer().Prepare(w.context(), claim("a", "gpu-2")); err != nil {
+				t.Error(err)
+			}
+		}
+		return do(ctx)
+	})
+	if err := w.preparer().Unprepare(ctx, sharing.Claim{UID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.String(); !ran || !strings.Contains(got, "cdi a-gpu-2") || !strings.Contains(got, "a Prepared") {
+		t.Errorf("the claim is prepared without its CDI device:\n%s", got)
 	}
 }

@@ -68,7 +68,9 @@ func (t *tx) release(results []allocation.Result) error {
 		noOthers = t.readOthers(t.record.Plan.Held())
 	}
 
-	// Write that the claim is being released. If nothing is altered, an interrupted release leaves it prepared or gone.
+	// Write that the claim is being released. If nothing is altered, an interrupted release leaves it prepared, or gone
+	// but for its spec. Otherwise the spec goes first: what follows may fail for as long as another claim's record
+	// cannot be read.
 	alters := noOthers != nil || changed && (rebooted || sharing.Alters(t.record.Plan, t.others))
 	if alters && t.record.Phase != checkpoint.Releasing {
 		t.record.Phase = checkpoint.Releasing
@@ -119,9 +121,12 @@ func (t *tx) release(results []allocation.Result) error {
 	if err := t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) }); err != nil || alters {
 		return err
 	}
-	// Only now, because then containerd reads all specs again, and there is one processor less.
+	// The spec goes last, because then containerd reads all specs again, and there is one processor less.
+	if err := t.removeSpec(); err != nil {
+		return err
+	}
 	t.unlock()
-	return t.removeOrphan()
+	return t.writeSpecAgain()
 }
 
 // checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
@@ -186,13 +191,17 @@ func (t *tx) removeSpec() error {
 	return t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) })
 }
 
-// removeOrphan removes the spec of a claim without a record: the record is removed before the spec, and older versions
-// of the driver wrote it after the spec. If Prepare runs meanwhile, either it writes the spec afterwards, or this finds
-// its record.
+// removeOrphan removes the spec of a claim without a record: the plugin was killed between the two.
 func (t *tx) removeOrphan() error {
 	if err := t.removeSpec(); err != nil {
 		return err
 	}
+	return t.writeSpecAgain()
+}
+
+// writeSpecAgain writes the spec that was removed if the claim has a record by now. If Prepare runs meanwhile, either
+// it writes the spec after it was removed, or this finds its record.
+func (t *tx) writeSpecAgain() error {
 	rec, err := t.Records.Get(t.claim.UID)
 	if errors.Is(err, checkpoint.ErrNotFound) {
 		return nil

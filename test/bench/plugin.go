@@ -87,8 +87,8 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 // steps are the durations of a claim's steps, measured together so that they can be subtracted from each other.
 type steps struct{ get, write, call, prepare, unprepare samples }
 
-// measureOneClaim times each step of a single claim, alternately alone and with many other claims prepared, so that
-// other load on the machine affects both equally.
+// measureOneClaim times each step of a single claim, alternately alone, alone after pauses, and after the same pauses
+// with many other claims prepared, so that other load on the machine affects all equally.
 func measureOneClaim(ctx context.Context, b *bench) error {
 	dir, err := b.scratch()
 	if err != nil {

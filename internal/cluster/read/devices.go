@@ -92,7 +92,7 @@ func (u *undecodedSlice) decode() (*resourceapi.ResourceSlice, error) {
 func (r Reader) slices(client resourceclient.ResourceV1Interface) func(context.Context, metav1.ListOptions) (
 	*metav1.List, error) {
 	var l *sliceDecoder
-	var fit int64 // how many slices fit into a page
+	var fit int64 // how many slices the next page may have
 	return func(ctx context.Context, o metav1.ListOptions) (*metav1.List, error) {
 		if o.Continue == "" { // the first page
 			l = &sliceDecoder{parts: cluster.Parts{}, Devices: Devices{Counters: true}, devices: r.Devices}
@@ -121,7 +121,7 @@ func (r Reader) slices(client resourceclient.ResourceV1Interface) func(context.C
 			return nil, fmt.Errorf("decode slices: %w", err)
 		}
 		if len(text) > 0 {
-			fit = min(perPage, pageBytes*int64(len(all.Items))/int64(len(text)))
+			fit = min(perPage, 2*o.Limit, pageBytes*int64(len(all.Items))/int64(len(text)))
 		}
 		return all, nil
 	}

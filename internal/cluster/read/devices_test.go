@@ -144,7 +144,7 @@ func TestReadAhead(t *testing.T) {
 		name  string
 		bytes int // of a slice, at least
 		limit string
-	}{{"small slices", 0, "500"}, {"large slices", pageBytes / 2, "100"}} {
+	}{{"small slices", 0, "200"}, {"large slices", pageBytes / 2, "100"}} {
 		t.Run(row.name, func(t *testing.T) {
 			second := make(chan string, 1) // its limit
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -122,8 +122,8 @@ func namespaced[T, L runtime.Object, C lister[L]](ctx context.Context, r Reader,
 
 const (
 	perPage = 500 // objects; that of kubectl
-	// slicesPerPage is less: a slice with 128 partitions has 90 KiB. Later pages have as many as fit into pageBytes, at
-	// most perPage, if those are more.
+	// slicesPerPage is less: a slice with 128 partitions has 90 KiB. A later page has up to twice as many as the one
+	// before, but at most perPage, and if they are as large as those not more than pageBytes.
 	slicesPerPage = 100
 	pageBytes     = 4 << 20
 )
@@ -146,7 +146,7 @@ func list[T, L runtime.Object](ctx context.Context, r Reader,
 func pages[T, L runtime.Object](ctx context.Context, r Reader,
 	of func(context.Context, metav1.ListOptions) (L, error), size int64) (all []T, err error) {
 	p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return of(ctx, opts) })
-	p.PageSize, p.PageBufferSize = size, 1
+	p.PageSize, p.PageBufferSize = size, 0 // one page is read while another is used
 	slim := func(o runtime.Object) runtime.Object { return o }
 	if r.Slim != nil {
 		slim = r.Slim()
