@@ -101,7 +101,7 @@ func TestNodes(t *testing.T) {
 			t.Run("the kubelet forgets 20 claims, the first on a hanging GPU", n.testManyForgotten)
 		})
 	})
-	t.Run("claims are prepared and released while the API server is down", s.node("node-1").testAPIServerAway)
+	t.Run("claims are prepared and released while the API server is down", s.node("node-5").testAPIServerAway)
 	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
 }
 
