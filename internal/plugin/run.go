@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -224,9 +225,10 @@ func (p *Plugin) removeAbandoned(ctx context.Context) {
 	}
 }
 
-// resume calls Resume on request. It blocks no call: Prepare does the same for its own
-// claim.
+// resume calls Resume on request, and after the first one, when GPUs were found, askToolkit. It blocks no call: Prepare
+// does the same for its own claim.
 func resume(ctx context.Context, preparer *claims.Preparer, server *kubelet.Server, asked <-chan struct{}) {
+	ask := sync.OnceFunc(func() { go askToolkit(ctx, preparer) }) // which waits for a GPU that hangs
 	for {
 		select {
 		case <-ctx.Done():
@@ -236,6 +238,20 @@ func resume(ctx context.Context, preparer *claims.Preparer, server *kubelet.Serv
 		if err := preparer.Resume(server.Observed(ctx)); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Some claims could not be brought right")
 		}
+		ask()
+	}
+}
+
+// askToolkit asks what containers will need of the GPUs, so that the first claims do not wait for that: the toolkit
+// keeps its answers. What it does not answer is left to those claims, which tell their users.
+func askToolkit(ctx context.Context, p *claims.Preparer) {
+	devices, err := p.Devices()
+	if err != nil {
+		return // claims wait for the devices, too
+	}
+	_, _ = p.Toolkit.DriverAccess(ctx)
+	for _, gpu := range devices.Present() {
+		_, _ = p.Toolkit.Access(ctx, gpu)
 	}
 }
 

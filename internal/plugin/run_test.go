@@ -44,13 +44,17 @@ import (
 
 const driver = "gpu.nvidia.com"
 
-type hardware struct{}
+type hardware struct {
+	asked *atomic.Int32 // how often the toolkit was
+}
 
-func (hardware) DriverAccess(context.Context) (gpu.Access, error) {
+func (h hardware) DriverAccess(context.Context) (gpu.Access, error) {
+	h.asked.Add(1)
 	return gpu.Access{Env: []string{"A=1"}}, nil
 }
 
-func (hardware) Access(context.Context, gpu.Device) (gpu.Access, error) {
+func (h hardware) Access(context.Context, gpu.Device) (gpu.Access, error) {
+	h.asked.Add(1)
 	return gpu.Access{Env: []string{"B=1"}}, nil
 }
 
@@ -68,6 +72,7 @@ type fakeKubelet struct {
 	t         *testing.T
 	dir       string
 	installed atomic.Bool // whether the machine has its driver
+	asked     atomic.Int32
 	http      string
 	proc      string // the proc file system
 	client    *fake.Clientset
@@ -130,7 +135,7 @@ func (k *fakeKubelet) run() {
 				CDIDir: filepath.Join(dir, "cdi"), Client: k.client},
 			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: k.proc, Machine: machine{k}, Observers: k.observers,
 			Preparer: claims.Preparer{BootID: "boot", Specs: specs, Records: records,
-				Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Hardware: hardware{}, Toolkit: hardware{}},
+				Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Hardware: hardware{}, Toolkit: hardware{&k.asked}},
 		}).Run(ctx)
 	}()
 	k.stop = sync.OnceFunc(func() {
@@ -290,6 +295,19 @@ func (k *fakeKubelet) published() string {
 	}
 	slices.Sort(names)
 	return strings.Join(names, " ")
+}
+
+// The toolkit is asked of the driver and of each GPU before there is a claim, so that the first one does not wait.
+func TestToolkitIsAskedBeforeTheFirstClaim(t *testing.T) {
+	t.Parallel()
+	k := start(t)
+	k.installed.Store(true)
+	k.eventually("the toolkit to be asked", func() error {
+		if got := k.asked.Load(); got < 2 {
+			return fmt.Errorf("it was asked %d times, want 2", got)
+		}
+		return nil
+	})
 }
 
 // Before NVIDIA's driver is installed, claims can be released but not prepared, and the error says why. After the
