@@ -49,6 +49,9 @@ func (n node) testAPIServerAway(t *testing.T) {
 	eventually(t, soon, "the plugin to be at work", func() string { return n.inFlight(t, "prepare") })
 	ip := n.plugin(t).Status.PodIP
 	n.control(t, "stop", "apiserver")
+	if got := n.metric(t, ip, inFlight("prepare")); got != "" {
+		t.Fatal("the plugin was done before the API server was away")
+	}
 	n.sh(t, "nsenter --mount --target $(pgrep -f '[d]ra-kubelet-plugin-sim --registry-dir') "+
 		kube.SimulatedPlugin+" simctl --dir "+simDir+" heal "+gpu) // kubectl exec needs the API server
 	eventually(t, soon, "the claim to be prepared without the API server", func() string {
