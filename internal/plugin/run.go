@@ -250,8 +250,8 @@ func askToolkit(ctx context.Context, p *claims.Preparer) {
 		return // claims wait for the devices, too
 	}
 	_, _ = p.Toolkit.DriverAccess(ctx)
-	for _, gpu := range devices.Present() {
-		_, _ = p.Toolkit.Access(ctx, gpu)
+	for _, d := range devices.Present() {
+		_, _ = p.Toolkit.Access(ctx, d)
 	}
 }
 
