@@ -129,8 +129,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer metadata.Close()
 	preparer := p.preparer(ctx, gpus, reporter, metadata)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
-		Node: gpus, Fatal: fatal, NodeName: p.NodeName, WriteMetadata: metadata.Write,
-		MakeMetadataDir: metadata.MkdirAll, RemoveMetadata: metadata.RemoveAll}
+		Node: gpus, Fatal: fatal, NodeName: p.NodeName, Metadata: metadata.Operations()}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {

@@ -74,15 +74,9 @@ func (s *Specs) ClaimDevice(name string) string {
 	return parser.QualifiedName(s.vendor, claimClass, name)
 }
 
-// RemoveClaim removes the spec of a claim, and the temporary files of its metadata specs, which a plugin leaves that is
-// killed while it writes them. It is no error if there is none.
+// RemoveClaim removes the spec of a claim. It is no error if there is none.
 func (s *Specs) RemoveClaim(claim types.UID) error {
-	temporary, err := filepath.Glob(filepath.Join(s.dir, "."+s.metadataPrefix()+string(claim)+"_*.tmp"))
-	errs := []error{remove(filepath.Join(s.dir, s.claimFile(claim))), err}
-	for _, file := range temporary {
-		errs = append(errs, remove(file))
-	}
-	return errors.Join(errs...)
+	return remove(filepath.Join(s.dir, s.claimFile(claim)))
 }
 
 // RemoveTemporary removes temporary files of specs that are older than orphanAge and empty or of this driver. A plugin

@@ -303,20 +303,17 @@ func TestDriverNameThatIsNoVendor(t *testing.T) {
 	}
 }
 
-// TestTemporaryFiles: what a plugin leaves that is killed while it writes specs goes with the claim, or when it is old.
+// TestTemporaryFiles: what a plugin leaves that is killed while it writes specs goes when it is old.
 func TestTemporaryFiles(t *testing.T) {
 	s, dir := newSpecs(t)
 	write(t, s)
-	const (
-		ofClaim = ".gpu.nvidia.com_metadata_u1_gpu.json.123.tmp"
-		ofOther = ".gpu.nvidia.com_metadata_u2_gpu.json.4.tmp"
-	)
+	const ofClaim = ".gpu.nvidia.com_metadata_u2_gpu.json.4.tmp" // a file of kubeletplugin, which goes with the claim
 	old := time.Now().Add(-2 * orphanAge)
 	for name, file := range map[string]struct {
 		text string
 		at   time.Time
 	}{
-		ofClaim: {"", time.Now()}, ofOther: {"", old},
+		ofClaim:      {"", old},
 		"spec.1.tmp": {`{"kind":"k8s.gpu.nvidia.com/cl`, old}, "spec.2.tmp": {"", old},
 		"spec.3.tmp": {`{"kind":"k8s.gpu.nvidia.com/claim"`, time.Now()}, // may be written now
 		"spec.4.tmp": {`{"kind":"example.com/other"`, old},
@@ -332,7 +329,7 @@ func TestTemporaryFiles(t *testing.T) {
 		t.Errorf("orphans: got %v, error %v, want u2, which has an old temporary file", orphans, err)
 	}
 	for range 2 {
-		if err := errors.Join(s.RemoveTemporary(), s.RemoveClaim("u1")); err != nil {
+		if err := s.RemoveTemporary(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -343,7 +340,7 @@ func TestTemporaryFiles(t *testing.T) {
 			names = append(names, e.Name())
 		}
 	}
-	if want := []string{ofOther, "spec.3.tmp", "spec.4.tmp"}; err != nil || !cmp.Equal(names, want) {
+	if want := []string{ofClaim, "spec.3.tmp", "spec.4.tmp"}; err != nil || !cmp.Equal(names, want) {
 		t.Errorf("got %v, error %v, want %v", names, err, want)
 	}
 }

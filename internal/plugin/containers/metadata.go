@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -24,10 +25,10 @@ import (
 // end.
 type Metadata struct {
 	Dir string // where kubeletplugin keeps the metadata of claims
-	// Prepared reports whether a claim is prepared. RemoveAll needs it.
+	// Prepared reports whether a claim is prepared. removeAll needs it.
 	Prepared func(types.UID) bool
 
-	files   sync.Mutex // held while a file is written, or a directory removed
+	files   sync.Mutex // held while a file is written, or a directory made or removed
 	mu      sync.Mutex
 	claims  map[types.UID][]mountable
 	made    map[string]bool // by directory: no container has a file that was there
@@ -50,6 +51,12 @@ type removedFile struct {
 	perm os.FileMode
 }
 
+// Operations are what kubeletplugin writes and removes the files with.
+func (m *Metadata) Operations() kubeletplugin.MetadataFileOperations {
+	return kubeletplugin.MetadataFileOperations{WriteFile: m.write, MkdirAll: m.mkdirAll, RemoveAll: m.removeAll,
+		Glob: m.glob}
+}
+
 // Close closes the inotify instance. From then on, files are written as before, and each counts as mounted. It may be
 // called again.
 func (m *Metadata) Close() {
@@ -62,12 +69,14 @@ func (m *Metadata) Close() {
 	}
 }
 
-// MkdirAll is os.MkdirAll, and notes whether the directory is new. If an old one has no file, a container may still
+// mkdirAll is os.MkdirAll, and notes whether the directory is new. If an old one has no file, a container may still
 // have the one that was there: the plugin was killed while it released the claim.
-func (m *Metadata) MkdirAll(dir string, perm os.FileMode) error {
+func (m *Metadata) mkdirAll(dir string, perm os.FileMode) error {
 	if !strings.HasPrefix(dir, m.Dir+"/") {
 		return os.MkdirAll(dir, perm)
 	}
+	m.files.Lock()
+	defer m.files.Unlock()
 	if err := os.MkdirAll(filepath.Dir(dir), perm); err != nil {
 		return err
 	}
@@ -88,8 +97,8 @@ func (m *Metadata) MkdirAll(dir string, perm os.FileMode) error {
 	return nil
 }
 
-// Write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
-func (m *Metadata) Write(name string, data []byte, perm os.FileMode) error {
+// write replaces a file atomically, but without fsync. kubeletplugin also writes its CDI specs by it.
+func (m *Metadata) write(name string, data []byte, perm os.FileMode) error {
 	if !strings.HasPrefix(name, m.Dir+"/") {
 		_, err := replaceFile(name, data, perm, 0)
 		return err
@@ -177,9 +186,9 @@ func claimIn(data []byte) types.UID {
 	return types.UID(uid)
 }
 
-// RemoveAll removes the directory of a claim that was released, unless a file in it is that of a prepared claim: of a
+// removeAll removes the directory of a claim that was released, unless a file in it is that of a prepared claim: of a
 // later one with the same name, which is all that kubeletplugin knows a directory by.
-func (m *Metadata) RemoveAll(dir string) error {
+func (m *Metadata) removeAll(dir string) error {
 	m.files.Lock()
 	defer m.files.Unlock()
 	requests, err := os.ReadDir(dir)
@@ -193,6 +202,24 @@ func (m *Metadata) RemoveAll(dir string) error {
 		}
 	}
 	return os.RemoveAll(dir)
+}
+
+// glob is filepath.Glob for a pattern of file names, and also finds the temporary files that write has left of such
+// files if the plugin was killed. kubeletplugin removes the CDI specs that it finds when a claim is released.
+func (*Metadata) glob(pattern string) (found []string, err error) {
+	dir, name := filepath.Split(pattern)
+	files, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, file := range files {
+		isFile, _ := filepath.Match(name, file.Name())
+		isTemporary, _ := filepath.Match("."+name+".*.tmp", file.Name()) // as newFile names it
+		if isFile || isTemporary {
+			found = append(found, filepath.Join(dir, file.Name()))
+		}
+	}
+	return found, err
 }
 
 // note sets what is known of the files of a claim; none: containers may have files that are not known.
@@ -211,22 +238,39 @@ func (m *Metadata) forget(claim types.UID) {
 	delete(m.removed, claim)
 }
 
-// unmounted removes the files of the claim, and reports that no container has one of them: then it has removed their
-// directories, too. If it returns false, a container may have one, and a claim that is not released needs restore. From
-// here on no container starts with the claim: the runtime finds no file to mount.
+// unmounted removes the files of the claim, and reports that no container has one of them: then their directories go,
+// too. If it returns false, a container may have one, and a claim that is not released needs restore. From here on no
+// container starts with the claim: the runtime finds no file to mount.
 //
 // It sees whether the kernel drops each file that it removes: a bind mount would keep it. So it takes as long with any
 // number of processes.
 func (m *Metadata) unmounted(claim sharing.Claim) bool {
 	m.files.Lock()
-	defer m.files.Unlock()
+	dirs, unmounted := m.removeFiles(claim)
+	if !unmounted {
+		m.files.Unlock()
+		return false
+	}
+	go func() { // while the caller removes the record; what comes after it waits for the lock
+		defer m.files.Unlock()
+		for _, dir := range dirs {
+			_ = unix.Rmdir(dir) // one with a file stays: another instance has written it meanwhile
+		}
+	}()
+	return true
+}
+
+// removeFiles is unmounted, but leaves the directories, which it returns in the order in which they can be removed. The
+// caller holds m.files.
+func (m *Metadata) removeFiles(claim sharing.Claim) (dirs []string, unmounted bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	files := m.claims[claim.UID]
 	dir := filepath.Join(m.Dir, claim.Namespace+"_"+claim.Name)
 	requests, err := os.ReadDir(dir)
-	unmounted := err == nil && len(files) > 0 && len(requests) == len(files) // else another instance has written some
+	unmounted = err == nil && len(files) > 0 && len(requests) == len(files) // else another instance has written some
 	for _, request := range requests {
+		dirs = append(dirs, filepath.Join(dir, request.Name()))
 		path := filepath.Join(dir, request.Name(), "metadata.json")
 		data, err := os.ReadFile(path)
 		if err != nil || claimIn(data) != claim.UID { // a later claim may have the same name
@@ -241,17 +285,11 @@ func (m *Metadata) unmounted(claim sharing.Claim) bool {
 			_ = os.Remove(path) // without that, containers can start as before
 		}
 	}
-	if !unmounted {
-		return false
+	if unmounted {
+		delete(m.claims, claim.UID)
+		delete(m.removed, claim.UID)
 	}
-	delete(m.claims, claim.UID)
-	delete(m.removed, claim.UID)
-	// A directory with a file stays: another instance has written it meanwhile.
-	for _, request := range requests {
-		_ = unix.Rmdir(filepath.Join(dir, request.Name()))
-	}
-	_ = unix.Rmdir(dir)
-	return true
+	return append(dirs, dir), unmounted
 }
 
 // keep keeps the content of a file of the claim for restore.

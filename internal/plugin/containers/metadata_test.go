@@ -28,7 +28,7 @@ func TestMetadataFiles(t *testing.T) {
 	m := Metadata{Dir: dir}
 	file := filepath.Join(dir, "metadata.json")
 	for _, content := range []string{"one", "two"} {
-		if err := m.Write(file, []byte(content), 0o644); err != nil {
+		if err := m.write(file, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(file); err != nil || string(got) != content {
@@ -41,7 +41,7 @@ func TestMetadataFiles(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Write(filepath.Join(dir, "taken"), nil, 0o644); err == nil {
+	if err := m.write(filepath.Join(dir, "taken"), nil, 0o644); err == nil {
 		t.Error("replaced a directory")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
@@ -91,14 +91,14 @@ func TestUnmounted(t *testing.T) {
 			for step := range strings.SplitSeq(row.does, ", ") {
 				verb, request, _ := strings.Cut(step, " ")
 				file := filepath.Join(dir, "ns_c", request, "metadata.json")
-				must(t, m.MkdirAll(filepath.Dir(file), 0o755))
+				must(t, m.mkdirAll(filepath.Dir(file), 0o755))
 				switch verb {
 				case "write":
-					must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+					must(t, m.write(file, metadataOf("1", "gpu-0"), 0o640))
 				case "change":
-					must(t, m.Write(file, metadataOf("1", "gpu-1"), 0o640))
+					must(t, m.write(file, metadataOf("1", "gpu-1"), 0o640))
 				case "other":
-					must(t, m.Write(file, metadataOf("2", "gpu-0"), 0o640))
+					must(t, m.write(file, metadataOf("2", "gpu-0"), 0o640))
 				case "hold":
 					hold(t, file)
 				case "restart":
@@ -133,8 +133,8 @@ func TestUnmountedAgain(t *testing.T) {
 		files := []string{filepath.Join(dir, "ns_c/a/metadata.json"), filepath.Join(dir, "ns_c/b/metadata.json")}
 		write := func(device string) {
 			for _, file := range files {
-				must(t, m.MkdirAll(filepath.Dir(file), 0o755))
-				must(t, m.Write(file, metadataOf("1", device), 0o640))
+				must(t, m.mkdirAll(filepath.Dir(file), 0o755))
+				must(t, m.write(file, metadataOf("1", device), 0o640))
 			}
 		}
 		write("gpu-0")
@@ -152,6 +152,7 @@ func TestUnmountedAgain(t *testing.T) {
 		if kept := len(m.claims) > 0; kept != held {
 			t.Errorf("held %t: remembers the claim: %t", held, kept)
 		}
+		must(t, m.removeAll(filepath.Join(dir, "none"))) // waits until directories are removed
 		if _, err := os.Stat(filepath.Join(dir, "ns_c")); errors.Is(err, os.ErrNotExist) == held {
 			t.Errorf("held %t: the directory of the claim has error %v", held, err)
 		}
@@ -183,13 +184,36 @@ func TestUnmountedAgain(t *testing.T) {
 	}
 }
 
+// TestGlob: the temporary files that a killed plugin has left of a claim's CDI specs are found, too.
+func TestGlob(t *testing.T) {
+	m, dir := &Metadata{}, t.TempDir()
+	spec := filepath.Join(dir, "gpu.nvidia.com_metadata_1_gpu.json")
+	must(t, m.write(spec, nil, 0o644))
+	want := []string{spec}
+	for _, name := range []string{spec, filepath.Join(dir, "gpu.nvidia.com_metadata_2_gpu.json")} {
+		temporary, _, err := newFile(name, nil, 0o644)
+		must(t, err)
+		if name == spec {
+			want = append(want, temporary)
+		}
+	}
+	must(t, m.write(filepath.Join(dir, "of.gpu.nvidia.com_metadata_1_gpu.json"), nil, 0o644)) // of another driver
+	got, err := m.glob(filepath.Join(dir, "gpu.nvidia.com_metadata_1_*.json"))
+	if slices.Sort(want); err != nil || !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+		t.Errorf("got %v, error %v, want %v", got, err, want)
+	}
+	if got, err := m.glob(filepath.Join(dir, "none", "*")); len(got) > 0 || err != nil {
+		t.Errorf("in a directory that does not exist: got %v, error %v", got, err)
+	}
+}
+
 // TestUnmountedBesideALaterClaim: the file of a later claim with the same name stays.
 func TestUnmountedBesideALaterClaim(t *testing.T) {
 	m := &Metadata{Dir: tmpfs.Dir(t)}
 	defer m.Close()
 	file := filepath.Join(m.Dir, "ns_c/a/metadata.json")
-	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, m.Write(file, metadataOf("2", "gpu-0"), 0o644))
+	must(t, m.mkdirAll(filepath.Dir(file), 0o755))
+	must(t, m.write(file, metadataOf("2", "gpu-0"), 0o644))
 	if m.unmounted(claimC) {
 		t.Error("nothing is known of the earlier claim, and it counts as unmounted")
 	}
@@ -205,8 +229,8 @@ func TestUnmountedByContainers(t *testing.T) {
 	m := &Metadata{Dir: dir}
 	defer m.Close()
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
-	must(t, m.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+	must(t, m.mkdirAll(filepath.Dir(file), 0o755))
+	must(t, m.write(file, metadataOf("1", "gpu-0"), 0o640))
 	newContainer(t, "/nowhere", file)
 	if m.unmounted(claimC) {
 		t.Error("a mounted file counts as unmounted")
@@ -222,8 +246,8 @@ func TestNoContainerStarts(t *testing.T) {
 			dir, proc := tmpfs.Dir(t), t.TempDir()
 			r := Running{Proc: proc, Metadata: &Metadata{Dir: dir}}
 			file := filepath.Join(dir, "ns_c/a/metadata.json")
-			must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
-			must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o644))
+			must(t, r.Metadata.mkdirAll(filepath.Dir(file), 0o755))
+			must(t, r.Metadata.write(file, metadataOf("1", "gpu-0"), 0o644))
 			end := newContainer(t, proc, file)
 			if !row.runs {
 				end()
@@ -283,8 +307,8 @@ func TestFullDisk(t *testing.T) {
 	defer r.Metadata.Close()
 	file, fill, want := filepath.Join(r.Metadata.Dir, "ns_c/a/metadata.json"), filepath.Join(dir, "fill"),
 		metadataOf("1", "gpu-0")
-	must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, r.Metadata.Write(file, want, 0o644))
+	must(t, r.Metadata.mkdirAll(filepath.Dir(file), 0o755))
+	must(t, r.Metadata.write(file, want, 0o644))
 	end := newContainer(t, proc, file)
 	for _, again := range []string{"release", "prepare"} {
 		hold(t, file) // without a holder, its space would be free when it is removed
@@ -296,12 +320,12 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("got containers %v, error %v, want one and %v", got, err, unix.ENOSPC)
 			}
 		}
-		if err := r.Metadata.Write(file, want, 0o644); !errors.Is(err, unix.ENOSPC) {
+		if err := r.Metadata.write(file, want, 0o644); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("prepared on a full disk: got error %v, want %v", err, unix.ENOSPC)
 		}
 		must(t, os.Remove(fill))
 		if again == "prepare" {
-			must(t, r.Metadata.Write(file, want, 0o644))
+			must(t, r.Metadata.write(file, want, 0o644))
 		}
 		if got, err := r.With(claimC); len(got) != 1 || err != nil {
 			t.Errorf("got containers %v, error %v, want one", got, err)
@@ -368,8 +392,8 @@ func TestClosedMetadata(t *testing.T) {
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
 	before := inotify.Count(t)
 	for range 2 {
-		must(t, m.MkdirAll(filepath.Dir(file), 0o755))
-		must(t, m.Write(file, metadataOf("1", "gpu-0"), 0o640))
+		must(t, m.mkdirAll(filepath.Dir(file), 0o755))
+		must(t, m.write(file, metadataOf("1", "gpu-0"), 0o640))
 		if got, want := m.unmounted(claimC), !m.closed; got != want {
 			t.Errorf("closed %t: got unmounted %t, want %t", m.closed, got, want)
 		} else if !got {
@@ -395,8 +419,8 @@ func TestRunningByMetadata(t *testing.T) {
 	r := Running{Proc: "/nowhere", Metadata: &Metadata{Dir: dir}}
 	defer r.Metadata.Close()
 	file := filepath.Join(dir, "ns_c/a/metadata.json")
-	must(t, r.Metadata.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, r.Metadata.Write(file, metadataOf("1", "gpu-0"), 0o640))
+	must(t, r.Metadata.mkdirAll(filepath.Dir(file), 0o755))
+	must(t, r.Metadata.write(file, metadataOf("1", "gpu-0"), 0o640))
 	if got, err := r.With(claimC); len(got) > 0 || err != nil {
 		t.Errorf("got %v and error %v, want no container", got, err)
 	}

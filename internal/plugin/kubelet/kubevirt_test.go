@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -126,7 +127,8 @@ func mountsOf(t *testing.T, node *vms, claim *resourceapi.ResourceClaim) map[str
 	s := Sockets{DriverName: "gpu.nvidia.com", NodeName: "node", PluginDir: dir, RegistryDir: dir,
 		CDIDir: filepath.Join(dir, "cdi"), Client: client}
 	c, err := Serve(t.Context(), s, &Server{Preparer: node, Metrics: report.NewMetrics(nil), Node: node,
-		WriteMetadata: os.WriteFile, MakeMetadataDir: os.MkdirAll, NodeName: "node",
+		Metadata: kubeletplugin.MetadataFileOperations{WriteFile: os.WriteFile, MkdirAll: os.MkdirAll},
+		NodeName: "node",
 		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: s.DriverName,
 			Node: "node", Client: client})})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -18,19 +19,18 @@ import (
 // nothing reads a file that a power failure has damaged.
 type metadataWriter struct {
 	driver string
-	files  func(name string, data []byte, perm os.FileMode) error // replaces a file
-	dirs   func(dir string, perm os.FileMode) error               // makes a directory
+	files  kubeletplugin.MetadataFileOperations
 
 	mu   sync.Mutex
 	last error // why metadata could not be written
 }
 
 func (m *metadataWriter) write(name string, data []byte, perm os.FileMode) error {
-	return m.note(m.files(name, data, perm))
+	return m.note(m.files.WriteFile(name, data, perm))
 }
 
 func (m *metadataWriter) mkdirAll(path string, perm os.FileMode) error {
-	return m.note(m.dirs(path, perm))
+	return m.note(m.files.MkdirAll(path, perm))
 }
 
 func (m *metadataWriter) note(err error) error {

@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // TestRequireMetadata: kubeletplugin answers success for a claim whose metadata it could not write.
 func TestRequireMetadata(t *testing.T) {
-	m := &metadataWriter{driver: "gpu.nvidia.com", dirs: os.MkdirAll}
+	m := &metadataWriter{driver: "gpu.nvidia.com", files: kubeletplugin.MetadataFileOperations{MkdirAll: os.MkdirAll}}
 	if m.mkdirAll(filepath.Join(os.Args[0], "dir"), 0o755) == nil {
 		t.Fatal("a directory below a file was made")
 	}

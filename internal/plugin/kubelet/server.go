@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -43,12 +42,9 @@ type Server struct {
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
 	Node      GPUs
-	// WriteMetadata replaces a file with the metadata of a claim, or its CDI spec.
-	WriteMetadata func(name string, data []byte, perm os.FileMode) error
-	// MakeMetadataDir makes a directory for such files, and its parents.
-	MakeMetadataDir func(dir string, perm os.FileMode) error
-	// RemoveMetadata removes the directory with the metadata of a claim that was released. nil: os.RemoveAll.
-	RemoveMetadata func(dir string) error
+	// Metadata writes and removes the files with the metadata of claims, and their CDI specs. WriteFile and MkdirAll
+	// must be set.
+	Metadata kubeletplugin.MetadataFileOperations
 	// Fatal ends the process.
 	Fatal    context.CancelCauseFunc
 	NodeName string

@@ -73,8 +73,9 @@ func Serve(ctx context.Context, s Sockets, server *Server) (*Connection, error) 
 }
 
 func (s Sockets) options(server *Server) []kubeletplugin.Option {
-	metadata := &metadataWriter{driver: s.DriverName, files: server.WriteMetadata,
-		dirs: server.MakeMetadataDir}
+	metadata := &metadataWriter{driver: s.DriverName, files: server.Metadata}
+	operations := server.Metadata
+	operations.WriteFile, operations.MkdirAll = metadata.write, metadata.mkdirAll
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(s.DriverName),
 		kubeletplugin.NodeName(s.NodeName),
@@ -85,8 +86,7 @@ func (s Sockets) options(server *Server) []kubeletplugin.Option {
 		kubeletplugin.CDIDirectory(s.CDIDir),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: metadata.write,
-			MkdirAll: metadata.mkdirAll, RemoveAll: server.RemoveMetadata}),
+		kubeletplugin.MetadataFileOps(operations),
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
 		kubeletplugin.GRPCInterceptor(server.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
