@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -74,6 +75,10 @@ func versions(ctx context.Context) error {
 	selected, err := regexp.Compile("^(" + os.Getenv("VERSIONS") + ")")
 	if err != nil {
 		return fmt.Errorf("VERSIONS: %w", err)
+	}
+	if !slices.ContainsFunc(kubernetesRuns, func(r kubernetesRun) bool { return selected.MatchString(r.title) }) {
+		return fmt.Errorf("VERSIONS: want the beginning of a title of a column of %s, got %q", versionsPage,
+			os.Getenv("VERSIONS"))
 	}
 	page, err := os.ReadFile(versionsPage)
 	if err != nil {

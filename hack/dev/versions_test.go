@@ -73,3 +73,17 @@ func TestVersionsPage(t *testing.T) {
 		t.Error("a page without a table: want an error")
 	}
 }
+
+// TestOldestTests: each part of the pattern selects tests. go test says nothing of one that selects none.
+func TestOldestTests(t *testing.T) {
+	suite, err := os.ReadFile("../../test/e2e/suite_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, parts, found := strings.Cut(strings.TrimSuffix(oldestTests, ")"), "/(")
+	for part := range strings.SplitSeq(parts, "|") {
+		if !found || !strings.Contains(string(suite), `	t.Run("`+strings.ReplaceAll(part, "_", " ")) {
+			t.Errorf("no test of suite_test.go begins with %q, a part of %s", part, oldestTests)
+		}
+	}
+}

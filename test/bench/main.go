@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -56,6 +57,9 @@ func run(ctx context.Context, kubeconfig, docs, picture, only string) error {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return fmt.Errorf("-rows: %w", err)
+	}
+	if !slices.ContainsFunc(measurements, func(m measurement) bool { return pattern.MatchString(m.name) }) {
+		return fmt.Errorf(`-rows: got %q, want a pattern for some of what -rows list names`, only)
 	}
 	if docs != "" && only != "" {
 		return errors.New("-docs wants all rows, -rows selects some")
