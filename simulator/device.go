@@ -101,22 +101,26 @@ func (d *device) injectFault(c node.GPU, call string) nvml.Return {
 	return nvml.Return(e.Number())
 }
 
-// waitPollPeriod is how often a delayed call checks whether the delay still applies.
-const waitPollPeriod = 20 * time.Millisecond
+// A delayed call checks whether the delay still applies, often at first. One that hangs must not cost processor time.
+const minWaitPoll, maxWaitPoll = 20 * time.Millisecond, time.Second
 
 // wait waits for the delay, or until the fault is healed, the GPU is off the bus or the machine is replaced.
 func (d *device) wait(call string, delay time.Duration) nvml.Return {
-	for end := time.Now().Add(delay); time.Until(end) > 0; {
-		time.Sleep(min(time.Until(end), waitPollPeriod))
+	begin := time.Now()
+	for {
+		waited := time.Since(begin)
+		if waited >= delay {
+			return nvml.SUCCESS
+		}
+		time.Sleep(min(delay-waited, max(minWaitPoll, min(waited/8, maxWaitPoll))))
 		c, ret := d.current()
 		if ret != nvml.SUCCESS {
 			return ret
 		}
 		if !c.Delayed(call) {
-			break
+			return nvml.SUCCESS
 		}
 	}
-	return nvml.SUCCESS
 }
 
 // unlisted answers a call that is not simulated.
