@@ -167,8 +167,8 @@ func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
 		return nil
 	}
 	why := strings.Join(due.why, "; ")
-	if err := e.tell(ctx, &pod, "deleted: "+why); err != nil {
-		return err
+	if err := e.tell(ctx, &pod, "deleted: "+why); err != nil { // a quota or a policy may forbid events for ever
+		log.FromContext(ctx).Error(err, "The eviction has no event", "pod", due.pod)
 	}
 	disrupted, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID}, // of no other pod of the name

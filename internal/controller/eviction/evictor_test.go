@@ -143,9 +143,18 @@ func TestStandsAside(t *testing.T) {
 	}
 }
 
+// TestNoEvents: a pod does not stay on a sick GPU because its namespace can have no more events.
+func TestNoEvents(t *testing.T) {
+	fails := map[string]error{"event": errors.New("exceeded quota: count/events")}
+	e, did := evictorOf(fails, extendedClaim(), slice(1, noExecute("xid")), unchanged())
+	if _, err := e.Reconcile(t.Context(), request); err != nil || testutil.ToFloat64(e.evicted) != 1 {
+		t.Errorf("got %v, %q, want the eviction", err, *did)
+	}
+}
+
 // TestRetry: what fails is tried again from the start. The event is written once, by its name.
 func TestRetry(t *testing.T) {
-	for _, verb := range []string{"event", "patch", "delete"} {
+	for _, verb := range []string{"patch", "delete"} {
 		fails := map[string]error{verb: errors.New("the API server is busy")}
 		e, did := evictorOf(fails, extendedClaim(), slice(1, noExecute("xid")), unchanged())
 		if _, err := e.Reconcile(t.Context(), request); !errors.Is(err, fails[verb]) {
