@@ -50,6 +50,9 @@ const (
 	attempt = 40 * time.Millisecond
 	// maxReads is how many claims are read in a round.
 	maxReads = 100
+	// readAgain is when a pod that lacks nothing is read again: its claim did not exist yet, or had an allocation that
+	// the scheduler has taken back since.
+	readAgain = 30 * time.Second
 	// maxPods is how many refused pods are remembered, and maxBytes the size of what they ask for.
 	maxPods, maxBytes = 20000, 16 << 20
 	// annotation of the class has the time of the last retry.
@@ -75,7 +78,8 @@ type Retrier struct {
 
 // waiting is a pod that the scheduler has refused.
 type waiting struct {
-	shapes  []*shape  // what it asks for; nil: not read yet
+	shapes  []*shape  // what it lacks; nil: not read yet
+	read    time.Time // when
 	since   time.Time // it has fitted all the time since then; zero: it does not fit
 	retries int
 	next    time.Time // no retry earlier
@@ -116,7 +120,7 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 		if w == nil {
 			continue
 		}
-		if w.shapes == nil {
+		if w.shapes == nil || len(w.shapes) == 0 && now.Sub(w.read) >= readAgain {
 			if reads -= len(pod.Spec.ResourceClaims); reads < 0 {
 				continue
 			}
@@ -125,6 +129,7 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 				last = err
 				continue
 			}
+			w.read = now
 		}
 		switch fits := judge.pod(ctx, w.shapes); {
 		case !fits:

@@ -304,6 +304,35 @@ func TestReads(t *testing.T) {
 	}
 }
 
+// A pod lacks nothing when it is read first, because its claim does not exist or is allocated, and later it does.
+func TestReadsAgain(t *testing.T) {
+	allocated := named(t, "claim", share)
+	allocated.Status.Allocation = &resourceapi.AllocationResult{}
+	for name, claims := range map[string][]*resourceapi.ResourceClaim{"does not exist": nil, "allocated": {allocated}} {
+		w := newWorld(t, gpu.SharingMode{}, claims...)
+		w.hold(first, half)
+		w.pods = []*corev1.Pod{refused("pod", "claim")}
+		w.pass(t, 3*settle)
+		if len(w.retried) > 0 {
+			t.Errorf("%s: retried at %v, want no retry", name, w.retried)
+		}
+		reads := w.reads.(*kubefake.Clientset)
+		if got := len(reads.Actions()); got != 1 {
+			t.Errorf("%s: got %d reads, want 1", name, got)
+		}
+		if err := errors.Join(client.IgnoreNotFound(reads.Tracker().Delete(claimsResource, "ns", "claim")),
+			reads.Tracker().Create(claimsResource, named(t, "claim", share), "ns")); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(t, readAgain+3*settle)
+		if len(w.retried) == 0 {
+			t.Errorf("%s: not retried since the claim lacks a GPU", name)
+		}
+	}
+}
+
+var claimsResource = resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+
 // The leader learns of pods by a watch, and a refused pod is retried by an update of the class.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
