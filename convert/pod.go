@@ -15,7 +15,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
 )
@@ -197,8 +199,11 @@ func (c *conversion) mark(pod map[string]any, original *corev1.Pod) error {
 }
 
 // restore removes the resources that a converted pod no longer has from an update of it, so that its manifest can be
-// applied again.
-func (c converter) restore(pod map[string]any, old *corev1.Pod) (changed bool) {
+// applied again. The error names those that the pod was not created with: its claim does not change.
+func (c converter) restore(pod map[string]any, old *corev1.Pod) (changed bool, _ error) {
+	var created map[string]map[corev1.ResourceName]resource.Quantity // as mark has written it
+	known := json.Unmarshal([]byte(old.Annotations[originalAnnotation]), &created) == nil
+	var errs field.ErrorList
 	for list, before := range map[string][]corev1.Container{"containers": old.Spec.Containers,
 		"initContainers": old.Spec.InitContainers} {
 		containers, _, _ := unstructured.NestedFieldNoCopy(pod, "spec", list)
@@ -213,13 +218,36 @@ func (c converter) restore(pod map[string]any, old *corev1.Pod) (changed bool) {
 				_, limit := before[i].Resources.Limits[name]
 				return limit || !has(resources, name)
 			})
+			if known {
+				path := field.NewPath("spec", list).Index(i).Child("resources")
+				errs = append(errs, differing(path, resources, added, created[before[i].Name])...)
+			}
 			if len(added) > 0 {
 				remove(resources, added)
 				changed = true
 			}
 		}
 	}
-	return changed
+	return changed, errs.ToAggregate()
+}
+
+// differing returns an error for each of these resources that is not as the container was created with.
+func differing(path *field.Path, resources map[string]any, names []corev1.ResourceName,
+	created map[corev1.ResourceName]resource.Quantity) (errs field.ErrorList) {
+	for _, name := range names {
+		was := created[name]
+		for _, kind := range []string{"limits", "requests"} {
+			amounts, _ := resources[kind].(map[string]any)
+			amount, ok := amounts[string(name)]
+			got, err := resource.ParseQuantity(fmt.Sprint(amount))
+			if ok && (err != nil || got.Cmp(was) != 0) {
+				errs = append(errs, field.Invalid(path.Child(kind).Key(string(name)), amount, fmt.Sprintf("the pod "+
+					"was created with %s, and its claim cannot change: delete the pod and create it again", &was)))
+				break // the API server sets requests to the limits
+			}
+		}
+	}
+	return errs
 }
 
 // removable returns the resources that a conversion may remove.

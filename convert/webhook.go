@@ -64,7 +64,7 @@ func (w *Webhook) converter() converter {
 }
 
 // Handle converts a pod on create. On update it removes the resources that the conversion removed: a manifest that is
-// applied again has them again.
+// applied again has them again. It refuses an update that asks for something else.
 func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Response {
 	ctx, cancel := context.WithTimeout(ctx, conversionTimeout)
 	defer cancel()
@@ -76,7 +76,11 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	case err != nil:
 	case req.Operation == admissionv1.Update:
 		var old corev1.Pod
-		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil && !w.converter().restore(object, &old) {
+		changed := false
+		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil {
+			changed, refusal = w.converter().restore(object, &old)
+		}
+		if err == nil && refusal == nil && !changed {
 			return webhook.Allowed("")
 		}
 	default:

@@ -114,8 +114,9 @@ resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
 	if err := yaml.Unmarshal([]byte(own), &again); err != nil {
 		t.Fatal(err)
 	}
-	if !c.converter().restore(again, pod) || strings.Contains(fmt.Sprint(again), "nvidia.com/") {
-		t.Errorf("applied again: got %v", again)
+	changed, err := c.converter().restore(again, pod)
+	if !changed || err != nil || strings.Contains(fmt.Sprint(again), "nvidia.com/") {
+		t.Errorf("applied again: got %v, error %v", again, err)
 	}
 }
 
@@ -288,7 +289,7 @@ func TestNotConverted(t *testing.T) {
 	}
 }
 
-// Who applies the manifest of a converted pod again changes nothing.
+// Who applies the manifest of a converted pod again changes nothing. Another amount is refused.
 func TestConvertedPodIsAppliedAgain(t *testing.T) {
 	c := newWebhook(t, "t4-x2")
 	old, _ := admit(t, c, vcudaPod)
@@ -296,22 +297,46 @@ func TestConvertedPodIsAppliedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := old.DeepCopy()
-	again.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"] = resource.MustParse("30")
-	req := webhooktest.Request(t, "Pod", "{}")
-	if req.Object.Raw, err = json.Marshal(again); err != nil {
-		t.Fatal(err)
-	}
-	req.OldObject.Raw, req.Operation = raw, admissionv1.Update
-	var got corev1.Pod
-	if err := json.Unmarshal(webhooktest.Patched(t, req.Object.Raw, c.Handle(t.Context(), req)), &got); err != nil {
-		t.Fatal(err)
-	}
-	if _, has := got.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"]; has {
-		t.Error("the update has the removed resource")
-	}
-	if cpu := got.Spec.Containers[0].Resources.Limits.Cpu(); cpu.String() != "1" {
-		t.Errorf("got cpu %s, want what the pod has besides", cpu)
+	const advice = ", and its claim cannot change: delete the pod and create it again"
+	for _, row := range []struct {
+		container   int
+		amount, err string
+	}{
+		{0, "30", ""},
+		{0, "60", `spec.containers[0].resources.limits[tencent.com/vcuda-core]: Invalid value: "60": the pod was ` +
+			`created with 30` + advice},
+		{1, "30", `spec.containers[1].resources.limits[tencent.com/vcuda-core]: Invalid value: "30": the pod was ` +
+			`created with 0` + advice},
+	} {
+		again := old.DeepCopy()
+		resources := &again.Spec.Containers[row.container].Resources
+		if resources.Limits == nil {
+			resources.Limits = corev1.ResourceList{}
+		}
+		resources.Limits["tencent.com/vcuda-core"] = resource.MustParse(row.amount)
+		resources.Requests = resources.Limits // as the API server sets them
+		req := webhooktest.Request(t, "Pod", "{}")
+		if req.Object.Raw, err = json.Marshal(again); err != nil {
+			t.Fatal(err)
+		}
+		req.OldObject.Raw, req.Operation = raw, admissionv1.Update
+		response := c.Handle(t.Context(), req)
+		if row.err != "" {
+			if response.Allowed || response.Result.Message != row.err {
+				t.Errorf("got allowed %t, %+v, want %q", response.Allowed, response.Result, row.err)
+			}
+			continue
+		}
+		var got corev1.Pod
+		if err := json.Unmarshal(webhooktest.Patched(t, req.Object.Raw, response), &got); err != nil {
+			t.Fatal(err)
+		}
+		if _, has := got.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"]; has {
+			t.Error("the update has the removed resource")
+		}
+		if cpu := got.Spec.Containers[0].Resources.Limits.Cpu(); cpu.String() != "1" {
+			t.Errorf("got cpu %s, want what the pod has besides", cpu)
+		}
 	}
 }
 
