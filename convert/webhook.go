@@ -47,13 +47,8 @@ func NewWebhook(families []string, v *cluster.View, cached client.Reader, direct
 		cached: cached, direct: direct, free: utilcache.NewExpiring()}
 }
 
-const (
-	// conversionTimeout is how long the conversion of a pod may take. The API server waits for 5 s: hundreds of pods
-	// may come at once.
-	conversionTimeout = 4500 * time.Millisecond
-	// freeFor is how long a name that was free is taken to be. The event of a pod tells if it was not.
-	freeFor = 10 * time.Second
-)
+// freeFor is how long a name that was free is taken to be. The event of a pod tells if it was not.
+const freeFor = 10 * time.Second
 
 // converter returns the converter with the models and partitions that are published now.
 func (w *Webhook) converter() converter {
@@ -66,8 +61,6 @@ func (w *Webhook) converter() converter {
 // Handle converts a pod on create. On update it removes the resources that the conversion removed: a manifest that is
 // applied again has them again. It refuses an update that asks for something else.
 func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Response {
-	ctx, cancel := context.WithTimeout(ctx, conversionTimeout)
-	defer cancel()
 	var object map[string]any
 	err := json.Unmarshal(req.Object.Raw, &object)
 	var warnings []string
@@ -164,10 +157,14 @@ func (w *Webhook) isFree(ctx context.Context, name types.NamespacedName,
 		return true, nil
 	}
 	free, err, _ := w.reads.Do(name.String(), func() (any, error) {
-		// Other calls wait for the same answer, and may have more time than this one.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conversionTimeout)
-		defer cancel()
-		err := w.direct.Get(ctx, name, &template)
+		// Other calls wait for the same answer: it does not end when this one's connection does.
+		shared := context.WithoutCancel(ctx)
+		if deadline, limited := ctx.Deadline(); limited {
+			var cancel context.CancelFunc
+			shared, cancel = context.WithDeadline(shared, deadline)
+			defer cancel()
+		}
+		err := w.direct.Get(shared, name, &template)
 		free := apierrors.IsNotFound(err) || err == nil && isFor(template, spec)
 		if free {
 			w.free.Set(name, nil, freeFor)

@@ -312,6 +312,8 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a driver name without a domain", "driverName=gpu", "driverName"},
 		{"a driver name in capitals", "driverName=GPU.nvidia.com", "driverName"},
 		{"a profile whose name is no name", "simulate.profiles.A_B=x", "A_B"},
+		{"a timeout that Kubernetes refuses", "controller.admission.timeoutSeconds=31", "admission/timeoutSeconds"},
+		{"no timeout", "controller.admission.timeoutSeconds=0", "admission/timeoutSeconds"},
 		{"a verbosity out of range", "kubeletPlugin.logVerbosity=11", "logVerbosity"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

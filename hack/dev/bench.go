@@ -40,7 +40,8 @@ func runBench(ctx context.Context, args ...string) error {
 		}
 	}
 	return benchCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
-		if err := t.install(ctx, "--set", "idle.after=30m"); err != nil { // the default, and not that of the demos
+		// The defaults, and not those of the demos.
+		if err := t.install(ctx, "--set", "idle.after=30m,controller.admission.timeoutSeconds=1"); err != nil {
 			return err
 		}
 		if err := t.grantPlugin(ctx); err != nil {

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"time"
@@ -20,11 +21,14 @@ const (
 	smallRequests, largeRequests = 64, 2
 	// bodyTimeout is how long a large request may take to arrive.
 	bodyTimeout = 5 * time.Second
+	// unsaidTimeout is how long somebody waits for an answer who does not say so, and maxTimeout the most that the
+	// configuration of a webhook may say: both as in Kubernetes.
+	unsaidTimeout, maxTimeout = 10 * time.Second, 30 * time.Second
 )
 
-// limiter bounds the memory that requests to webhooks need together. Users decide how large and how many their objects
-// are, and mutating webhooks see them before the API server has validated them. Few large requests are served at once;
-// small ones do not wait for them.
+// limiter bounds the time of each request to a webhook, and the memory that all of them need together. Users decide how
+// large and how many their objects are, and mutating webhooks see them before the API server has validated them. Few
+// large requests are served at once; small ones do not wait for them.
 type limiter struct{ small, large chan struct{} }
 
 func newLimiter() *limiter {
@@ -63,9 +67,22 @@ func (l *limiter) handler(next http.Handler) http.Handler {
 			}
 			defer leave(lane)
 		}
+		ctx, cancel := context.WithTimeout(r.Context(), answerTime(r))
+		defer cancel()
+		r = r.WithContext(ctx)
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		next.ServeHTTP(w, r)
 	})
+}
+
+// answerTime returns how long the answer to the request may take: as long as the API server waits, which it says in the
+// parameter timeout, less what the answer may need on its way.
+func answerTime(r *http.Request) time.Duration {
+	waits, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	if err != nil || waits <= 0 || waits > maxTimeout {
+		waits = unsaidTimeout
+	}
+	return waits - max(waits/10, 200*time.Millisecond)
 }
 
 // enter waits for a place. It returns false if the request ends before.

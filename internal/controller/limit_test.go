@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Two large requests are served at once, further ones wait, and small ones do not wait for them.
@@ -79,5 +81,33 @@ func TestLimiterRefuses(t *testing.T) {
 		if w.Code != tc.want {
 			t.Errorf("%s: got %d, want %d", tc.name, w.Code, tc.want)
 		}
+	}
+}
+
+// The API server says in the request how long it waits. The answer comes before that.
+func TestLimiterTime(t *testing.T) {
+	for _, tc := range []struct {
+		query string
+		want  time.Duration
+	}{
+		{"?timeout=1s", 800 * time.Millisecond},
+		{"?timeout=5s", 4500 * time.Millisecond},
+		{"?timeout=30s", 27 * time.Second},
+		{"", 9 * time.Second},
+		{"?timeout=soon", 9 * time.Second},
+		{"?timeout=-1s", 9 * time.Second},
+		{"?timeout=1h", 9 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			handler := newLimiter().handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				<-r.Context().Done()
+				if got := time.Since(start); got != tc.want {
+					t.Errorf("%q: got %s, want %s", tc.query, got, tc.want)
+				}
+			}))
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost,
+				"/"+tc.query, strings.NewReader("{}")))
+		})
 	}
 }

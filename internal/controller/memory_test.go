@@ -144,8 +144,8 @@ func load(t *testing.T) {
 func review(t *testing.T, server http.Handler, kind, object string) {
 	head := fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":`+
 		`"CREATE","namespace":"ns","kind":{"kind":%q},"object":`, kind)
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", io.MultiReader(strings.NewReader(head),
-		strings.NewReader(object), strings.NewReader("}}")))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/?timeout=1s",
+		io.MultiReader(strings.NewReader(head), strings.NewReader(object), strings.NewReader("}}")))
 	r.ContentLength = int64(len(head) + len(object) + 2)
 	r.Header.Set("Content-Type", "application/json")
 	server.ServeHTTP(httptest.NewRecorder(), r)

@@ -31,8 +31,6 @@ type Validator struct {
 
 // Handle validates objects on create, and classes also on update. The spec of a claim is immutable.
 func (v Validator) Handle(ctx context.Context, req webhook.Request) webhook.Response {
-	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
-	defer cancel()
 	verdict, err := v.judge(ctx, req)
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))

@@ -90,6 +90,8 @@ type seenClaim struct {
 const (
 	// claimsPeriod is the time between two reports.
 	claimsPeriod = 10 * time.Second
+	// maxRanking is how long ranking a claim may take. Users choose how long their selectors take.
+	maxRanking = 5 * time.Second
 	// maxSeen is the number of claims that a replica remembers until it leads, and maxSeenBytes the sum of their specs:
 	// a claim may have 1.5 MB.
 	maxSeen      = 10000
@@ -200,10 +202,9 @@ func (u *Claims) reportOne(ctx context.Context, uid types.UID, c seenClaim) (las
 	return last
 }
 
-// ranks reports whether there is something to rank for the claim, which it changes. It takes no longer than the
-// webhook.
+// ranks reports whether there is something to rank for the claim, which it changes.
 func (u *Claims) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec) bool {
-	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, maxRanking)
 	defer cancel()
 	return u.expander.Expand(ctx, asked)
 }

@@ -7,7 +7,6 @@ package feature
 import (
 	"errors"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -63,9 +62,6 @@ func (c *Controller) Reads() (kubernetes.Interface, error) {
 func AddDriverName(f *pflag.FlagSet, name *string) {
 	f.StringVar(name, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
 }
-
-// WebhookTimeout is how long a webhook for claims may take. The API server waits for a second.
-const WebhookTimeout = 800 * time.Millisecond
 
 // Guard keeps panics about single objects from ending the leader, and then the next leader. It counts them.
 type Guard struct{ Panics *prometheus.CounterVec }

@@ -31,6 +31,8 @@ const (
 	// again is how long the webhook waits after a conflict. For the first count of a new quota it is ten times as long,
 	// and firstCount altogether: requests that wait take the places of other namespaces.
 	again, firstCount = 20 * time.Millisecond, time.Second
+	// amountTimeout is how long the amount of a claim may take. Users choose how long their selectors take.
+	amountTimeout = 800 * time.Millisecond
 	// newClass is how long the webhook waits for a class that it does not know: one file may have a class and a claim.
 	newClass = 500 * time.Millisecond
 	// maxPending is how many claims can be pending in a quota: they are part of the object.
@@ -114,10 +116,9 @@ func refusal(claim string, refused exceededError, unknown error) webhook.Respons
 	return webhook.Denied(claim + ": " + refused.Error())
 }
 
-// amountOf returns how much the claim takes. If there is an error, everything is unknown. Users choose how long their
-// selectors take.
+// amountOf returns how much the claim takes. If there is an error, everything is unknown.
 func amountOf(ctx context.Context, v *cluster.View, claim *resourceapi.ResourceClaim) (cluster.Amount, error) {
-	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, amountTimeout)
 	defer cancel()
 	amount, err := v.AmountOf(ctx, claim)
 	if err != nil {

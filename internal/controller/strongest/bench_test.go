@@ -4,7 +4,6 @@ package strongest_test
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -90,8 +88,7 @@ func TestBurst(t *testing.T) {
 		clients.Go(func() {
 			for n := next.Add(1); n <= all; n = next.Add(1) {
 				got := handler.Handle(t.Context(), ask)
-				late := strings.Contains(strings.Join(got.Warnings, ""), "took too long")
-				if len(got.Patches) == 0 && !late {
+				if len(got.Patches) == 0 {
 					t.Errorf("a claim is not ranked: %+v", got)
 				}
 				c := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
@@ -103,8 +100,9 @@ func TestBurst(t *testing.T) {
 	clients.Wait()
 	each := (processorTime(t) - before) / all
 	t.Logf("a claim takes %s of a processor", each)
-	if each*underWay > feature.WebhookTimeout/2 {
-		t.Errorf("a claim takes %s of a processor, want less than %s", each, feature.WebhookTimeout/2/underWay)
+	const timeout = 800 * time.Millisecond // with the chart's default
+	if each*underWay > timeout/2 {
+		t.Errorf("a claim takes %s of a processor, want less than %s", each, timeout/2/underWay)
 	}
 }
 

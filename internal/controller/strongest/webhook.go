@@ -28,8 +28,6 @@ func (e Expander) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	if req.Operation == admissionv1.Update {
 		return e.update(req)
 	}
-	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
-	defer cancel()
 	var claim feature.AnnotatedClaim
 	unknown, err := kjson.UnmarshalStrict(req.Object.Raw, &claim)
 	if err != nil {

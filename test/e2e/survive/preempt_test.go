@@ -22,7 +22,8 @@ import (
 // one has the GPU. The next leader evicts no second pod, and keeps the GPU: a pod that is created meanwhile does not
 // get it.
 func (n node) testKilledPreempting(t *testing.T) {
-	n.install(t, "controller.enabled=true", "controller.preemption.enabled=true")
+	n.install(t, "controller.enabled=true", "controller.preemption.enabled=true",
+		"controller.admission.timeoutSeconds=10") // the pod's claim has to be seen
 	ns := n.namespace(t, "preempt")
 	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "survive-high"}, Value: 1000}
 	must(t, n.Create(t.Context(), class))
