@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// every is the period of claims during the upgrade, and within is the maximum duration of each: the kubelet's
-	// timeout of a call. The benchmark measures the speed, which depends on the disk: beside two programs that write,
+	// every is the period of claims during the upgrade, and within is the maximum duration of each call: the kubelet's
+	// timeout. The benchmark measures the speed, which depends on the disk: beside two programs that write,
 	// the slowest call took 0.9 s.
 	every  = 100 * time.Millisecond
 	within = 45 * time.Second
@@ -212,7 +212,7 @@ type load struct {
 }
 
 // run starts one claim in each period until ctx ends, and completes those that it has started. A claim that is not
-// released in time delays its next start, and the delay counts.
+// released in time delays its next start. That does not count: a slow machine serves fewer claims.
 func (l *load) run(ctx context.Context) {
 	free := make(chan *resourceapi.ResourceClaim, len(l.idle))
 	for _, claim := range l.idle {
@@ -226,22 +226,23 @@ func (l *load) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case due := <-tick.C:
+		case <-tick.C:
 			all.Go(func() {
 				claim := <-free
 				defer func() { free <- claim }()
-				l.cycle(context.WithoutCancel(ctx), claim, due)
+				l.cycle(context.WithoutCancel(ctx), claim)
 			})
 		}
 	}
 }
 
-// cycle prepares a claim that was due, holds it briefly and releases it.
-func (l *load) cycle(ctx context.Context, claim *resourceapi.ResourceClaim, due time.Time) {
-	err := l.kubelet.prepare(ctx, claim)
-	l.note("prepare", due, err)
-	time.Sleep(2 * every)
+// cycle prepares a claim, holds it briefly and releases it.
+func (l *load) cycle(ctx context.Context, claim *resourceapi.ResourceClaim) {
 	begin := time.Now()
+	err := l.kubelet.prepare(ctx, claim)
+	l.note("prepare", begin, err)
+	time.Sleep(2 * every)
+	begin = time.Now()
 	err = l.kubelet.unprepare(ctx, claim)
 	l.note("unprepare", begin, err)
 }
