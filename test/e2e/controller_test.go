@@ -383,6 +383,12 @@ func (s *suite) testControllerFaults(t *testing.T) {
 	}
 	t.Run("500 claims at once", func(t *testing.T) {
 		const many = 500
+		// A controller knows the GPUs a moment after they are published.
+		s.must(t, kube.Until(t.Context(), soon, "a ranked claim", func(ctx context.Context) (bool, string, error) {
+			probe := configured("probe")
+			err := s.Create(ctx, probe, client.DryRunAll)
+			return err == nil && probe.Spec.Devices.Requests[0].Exactly == nil, "it is not", err
+		}))
 		before, err := s.FailedOpen(t.Context(), strongestClass())
 		s.must(t, err)
 		warnings := s.Warnings()

@@ -384,10 +384,17 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	node := s.node(t, "l40s-x4")
 	plugin := s.plugin(t, node)
 	gpu := s.wholeGPUs(t, node)[0].Name
-	health := func(args ...string) string {
+	// A command that the plugin has not followed in time is an error, and can be repeated.
+	health := func(args ...string) (output string) {
 		t.Helper()
 		command := append([]string{kube.SimulatedPlugin, "health"}, args...)
-		return s.run(t, client.ObjectKeyFromObject(plugin), command...)
+		s.must(t, kube.Until(t.Context(), soon, strings.Join(command, " "), func(ctx context.Context) (bool, string,
+			error) {
+			var err error
+			output, err = s.Exec(ctx, client.ObjectKeyFromObject(plugin), command...)
+			return err == nil, "", err
+		}))
+		return output
 	}
 	s.simctl(t, plugin, "xid", gpu, "142")
 	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
@@ -407,7 +414,11 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	if output, err := s.Simctl(t.Context(), client.ObjectKeyFromObject(plugin), "unload"); err == nil {
 		t.Fatalf("the driver was unloaded while the plugin watches events: %s", output)
 	}
-	health("--close-nvml", "2m")
+	health("--close-nvml", "1h") // until --open-nvml
+	t.Cleanup(func() {
+		_, _ = s.Exec(context.WithoutCancel(t.Context()), client.ObjectKeyFromObject(plugin), kube.SimulatedPlugin,
+			"health", "--open-nvml")
+	})
 	s.waitTaint(t, node, gpu, "unmonitored=:NoSchedule")
 	s.trySimctl(t, plugin, "unload")
 	health("--open-nvml")

@@ -192,7 +192,19 @@ func (s *suite) testKubectlReserve(t *testing.T) {
 	asks := share("gpu", "NVIDIA H100 80GB HBM3", "5Gi", "10")
 	asks.Exactly.Selectors = append(asks.Exactly.Selectors, resourceapi.DeviceSelector{
 		CEL: &resourceapi.CELDeviceSelector{Expression: this}})
-	outsider := s.pod(t, ns, "outsider", onNode(node), withTemplate(s.templateFor(t, ns, "outsider", asks)))
+	template := s.templateFor(t, ns, "outsider", asks)
+	create := func() client.ObjectKey { return s.pod(t, ns, "outsider", onNode(node), withTemplate(template)) }
+	outsider := create()
+	s.must(t, kube.Until(t.Context(), soon, "a scheduler that knows of the reservation", func(ctx context.Context) (
+		bool, string, error) {
+		var pod corev1.Pod
+		err := s.Get(ctx, outsider, &pod)
+		if pod.Spec.NodeName != "" { // the scheduler did not know it then
+			s.deletePod(t, outsider)
+			create()
+		}
+		return unschedulable(&pod), kube.PodState(&pod), err
+	}))
 	_, block, _ := strings.Cut(text, "\ntolerations:\n")
 	block, _, _ = strings.Cut(block, "\n\n")
 	s.must(t, yaml.UnmarshalStrict([]byte(block), &asks.Exactly.Tolerations))
@@ -247,23 +259,44 @@ func (s *suite) kubectlUser(t *testing.T, namespace string) string {
 			s.must(t, s.Create(t.Context(), object))
 			t.Cleanup(func() { s.must(t, s.Delete(context.WithoutCancel(t.Context()), object)) })
 		}
-		s.waitAllowed(t, user, named.Namespace, role.Rules[0])
+		s.waitAllowed(t, user, named.Namespace, role.Rules)
 	}
 	return user
 }
 
-// waitAllowed waits until the API server grants the user a new right: it reads roles and bindings from a cache.
-func (s *suite) waitAllowed(t *testing.T, user, namespace string, right rbacv1.PolicyRule) {
+// waitAllowed waits until the API server grants the user new rights: it reads roles and bindings from a cache.
+func (s *suite) waitAllowed(t *testing.T, user, namespace string, rules []rbacv1.PolicyRule) {
 	t.Helper()
-	resource, subresource, _ := strings.Cut(right.Resources[0], "/")
-	asked := authorizationv1.SubjectAccessReviewSpec{User: user,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: right.Verbs[0],
-			Group: right.APIGroups[0], Resource: resource, Subresource: subresource}}
-	s.must(t, kube.Until(t.Context(), soon, "the rights of "+user, func(ctx context.Context) (bool, string, error) {
-		review := &authorizationv1.SubjectAccessReview{Spec: asked}
-		err := s.Create(ctx, review)
-		return review.Status.Allowed, review.Status.Reason, err
-	}))
+	for _, asked := range rightsIn(rules) {
+		asked.Namespace = namespace
+		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("the right of %s to %s %s", user, asked.Verb,
+			asked.Resource), func(ctx context.Context) (bool, string, error) {
+			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user,
+				ResourceAttributes: &asked}}
+			err := s.Create(ctx, review)
+			return review.Status.Allowed, review.Status.Reason, err
+		}))
+	}
+}
+
+// rightsIn returns each right of the rules by itself. Of those with names, it has the first.
+func rightsIn(rules []rbacv1.PolicyRule) (rights []authorizationv1.ResourceAttributes) {
+	for _, rule := range rules {
+		var name string
+		if len(rule.ResourceNames) > 0 {
+			name = rule.ResourceNames[0]
+		}
+		for _, group := range rule.APIGroups {
+			for _, text := range rule.Resources {
+				resource, subresource, _ := strings.Cut(text, "/")
+				for _, verb := range rule.Verbs {
+					rights = append(rights, authorizationv1.ResourceAttributes{Verb: verb, Group: group,
+						Resource: resource, Subresource: subresource, Name: name})
+				}
+			}
+		}
+	}
+	return rights
 }
 
 // kubectlGPU runs kubectl-gpu on the cluster of $KUBECONFIG and returns what it prints.

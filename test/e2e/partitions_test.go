@@ -509,7 +509,7 @@ func (s *suite) testPartitionsAtOnce(t *testing.T) {
 	plugin := s.plugin(t, node)
 	gpus := s.gpus(t, node)
 	ns := s.namespace(t, "at-once")
-	const slow = time.Second
+	const slow = 4 * time.Second // one after the other, they would still take less than the kubelet allows
 	for _, gpu := range gpus {
 		s.simctl(t, plugin, "slow", gpu.Name, "CreateGpuInstanceWithPlacement", slow.String())
 		defer s.simctl(t, plugin, "heal", gpu.Name)
@@ -523,8 +523,8 @@ func (s *suite) testPartitionsAtOnce(t *testing.T) {
 	pod := s.pod(t, ns, "all", onNode(node), withTemplate(template))
 	s.running(t, pod)
 	made, took = s.seconds(t, plugin, "create_partition")-made, s.seconds(t, plugin, "prepare")-took
-	if least := float64(len(gpus)) * slow.Seconds(); made < least || took > made/2 {
-		t.Errorf("%d partitions took %.1fs in a call of %.1fs, want at least %.1fs in less than half of that",
+	if least := float64(len(gpus)) * slow.Seconds(); made < least || took >= made {
+		t.Errorf("%d partitions took %.1fs in a call of %.1fs, want at least %.1fs in a call that is shorter",
 			len(gpus), made, took, least)
 	}
 	if got := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"); strings.Count(got, "MIG "+small) != len(gpus) {

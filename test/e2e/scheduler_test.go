@@ -24,6 +24,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -153,6 +154,7 @@ func (s *suite) installScheduler(t *testing.T, ns string) (*appsv1.Deployment, *
 	text, err := helm.Output()
 	s.must(t, err)
 	deployment, config := &appsv1.Deployment{}, &corev1.ConfigMap{}
+	var bindings []*unstructured.Unstructured
 	for _, document := range strings.Split(string(text), "\n---\n") {
 		object := &unstructured.Unstructured{}
 		s.must(t, yaml.Unmarshal([]byte(document), object))
@@ -169,11 +171,38 @@ func (s *suite) installScheduler(t *testing.T, ns string) (*appsv1.Deployment, *
 		t.Cleanup(func() {
 			s.must(t, client.IgnoreNotFound(s.Delete(context.WithoutCancel(t.Context()), object)))
 		})
+		bindings = append(bindings, object)
+	}
+	for _, object := range bindings {
+		s.waitBound(t, object)
 	}
 	if deployment.Name == "" || config.Name == "" {
 		t.Fatalf("got\n%s\nwant a Deployment and a ConfigMap", text)
 	}
 	return deployment, config
+}
+
+// waitBound waits until the API server grants what the object binds, if it binds a role to a service account.
+func (s *suite) waitBound(t *testing.T, object *unstructured.Unstructured) {
+	t.Helper()
+	var binding rbacv1.RoleBinding // it has all fields of a ClusterRoleBinding
+	if !strings.HasSuffix(object.GetKind(), "RoleBinding") {
+		return
+	}
+	s.must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &binding))
+	var rules []rbacv1.PolicyRule
+	if binding.RoleRef.Kind == "Role" {
+		var role rbacv1.Role
+		s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: binding.Namespace, Name: binding.RoleRef.Name}, &role))
+		rules = role.Rules
+	} else {
+		var role rbacv1.ClusterRole
+		s.must(t, s.Get(t.Context(), client.ObjectKey{Name: binding.RoleRef.Name}, &role))
+		rules = role.Rules
+	}
+	for _, subject := range binding.Subjects {
+		s.waitAllowed(t, "system:serviceaccount:"+subject.Namespace+":"+subject.Name, binding.Namespace, rules)
+	}
 }
 
 // token returns a token like that which the kubelet mounts.

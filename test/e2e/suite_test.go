@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +149,7 @@ func newSuite(t *testing.T) *suite {
 	for _, node := range nodes.Items {
 		s.nodes[node.Labels[profileLabel]] = node.Name
 	}
+	s.waitPublished(t)
 	if os.Getenv(auditCommand) != "" { // a cluster of ours: no test is left out
 		for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed", vgpuProfile} {
 			if s.nodes[profile] == "" {
@@ -156,6 +158,27 @@ func newSuite(t *testing.T) *suite {
 		}
 	}
 	return s
+}
+
+// waitPublished waits until the devices of all nodes are published: a plugin is ready before.
+func (s *suite) waitPublished(t *testing.T) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, "devices of all nodes", func(ctx context.Context) (bool, string, error) {
+		list, err := s.Slices(ctx, *driver)
+		found, want := map[string]int64{}, map[string]int64{} // slices by pool
+		for _, slice := range list {
+			found[slice.Spec.Pool.Name]++
+			want[slice.Spec.Pool.Name] = slice.Spec.Pool.ResourceSliceCount
+		}
+		var left []string
+		for _, node := range s.nodes {
+			if found[node] == 0 || found[node] < want[node] {
+				left = append(left, fmt.Sprintf("%s: %d of %d slices", node, found[node], want[node]))
+			}
+		}
+		slices.Sort(left)
+		return len(left) == 0, strings.Join(left, ", "), err
+	}))
 }
 
 // node returns the node with the profile. It skips the test if there is none.

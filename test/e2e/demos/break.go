@@ -77,13 +77,16 @@ func pluginOn(ctx context.Context, cluster *kube.Cluster, node string) (client.O
 	return client.ObjectKey{}, fmt.Errorf("no plugin on %s", node)
 }
 
-// clear ends what the command has caused, so that the next demo can have the GPU.
-func (b broken) clear(ctx context.Context, cluster *kube.Cluster) error {
+// clear ends what the command has caused, so that the next demo can have the GPU. It repeats the command that clears,
+// which fails if the plugin does not follow it in time.
+func (b broken) clear(ctx context.Context, cluster *kube.Cluster, patience time.Duration) error {
 	if b.device == "" {
 		return nil
 	}
-	_, err := cluster.Exec(ctx, b.plugin, kube.SimulatedPlugin, "health", "--clear", b.device)
-	return err
+	return kube.Until(ctx, patience, b.device+" to be cleared", func(ctx context.Context) (bool, string, error) {
+		_, err := cluster.Exec(ctx, b.plugin, kube.SimulatedPlugin, "health", "--clear", b.device)
+		return err == nil, "", err
+	})
 }
 
 // deviceOf returns the first device of the pod's claims.

@@ -169,7 +169,7 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, pat
 	got, err = d.settle(ctx, patience, func(ctx context.Context) (sight, error) {
 		return d.look(ctx, cluster, driver, first, sick)
 	})
-	if err := sick.clear(ctx, cluster); err != nil {
+	if err := sick.clear(ctx, cluster, patience); err != nil {
 		return got, err
 	}
 	return got, err
