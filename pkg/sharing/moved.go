@@ -43,14 +43,20 @@ func (p Plan) inPlace(present inventory.Inventory) Plan {
 	return left
 }
 
-// CheckInPlace returns ErrGone if a GPU of the plan has moved on the PCI bus.
+// CheckInPlace returns ErrGone if a GPU of the plan has moved on the PCI bus, or another one is in its place. That one
+// may not be what the claim asks for, such as a certain UUID.
 func (p Plan) CheckInPlace(inv inventory.Inventory) error {
 	present := inv.Present()
 	for _, a := range p.Assignments {
-		if a.moved(present) {
-			return fmt.Errorf("device %s (%s): the GPUs have other places on the PCI bus now, and so other names; "+
-				"delete the pod, so that it is scheduled anew: %w", a.Device, a.GPU, ErrGone)
+		if !a.moved(present) {
+			continue
 		}
+		why := "the GPUs have other places on the PCI bus now, and so other names"
+		if _, ok := present.FindUUID(a.GPU); !ok {
+			why = "there is another GPU in its place now"
+		}
+		return fmt.Errorf("device %s (%s): %s; delete the pod, so that it is scheduled anew: %w", a.Device, a.GPU, why,
+			ErrGone)
 	}
 	return nil
 }
