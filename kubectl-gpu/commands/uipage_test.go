@@ -48,6 +48,9 @@ func pageSnapshot(t *testing.T) *cluster.Snapshot {
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	s.device(t, "b", "gpu-df-00-0").Taints = []resourceapi.DeviceTaint{{Key: cluster.ReservedTaint, Value: "vision",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	s.device(t, "b", "gpu-43-00-0").Taints = []resourceapi.DeviceTaint{
+		{Key: "gpu.nvidia.com/xid", Effect: resourceapi.DeviceTaintEffectNone},
+		{Key: "example.com/unhealthy", Effect: resourceapi.DeviceTaintEffectNone}}
 	s.Claims[1].Namespace = "<web>" // no namespace can have this name; the page must not take text for HTML
 	waiting := claim("waiting", "", "")
 	waiting.Status = resourceapi.ResourceClaimStatus{}
@@ -90,6 +93,8 @@ func TestPage(t *testing.T) {
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
 		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
+	same("taints without values", cards+".find((c) => c.gpu.name === 'gpu-43-00-0').innerText.trim().split('\\n').slice(-2).join()",
+		`"XID,unhealthy"`)
 	same("a GPU that is kept", cards+"[9].className + ' ' + "+cards+"[9].innerText.trim().split('\\n').pop()",
 		`"gpu kept for vision"`)
 	same("what a claim holds is not cut",
