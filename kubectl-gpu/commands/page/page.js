@@ -58,9 +58,9 @@ function words(taint) {
   if (isHold(taint)) return 'kept for a pod of higher priority';
   const spaced = (text) => text.replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
   const name = taint.key.replace(/^.*\//, '');
-  const known = { xid: `XID ${taint.value}`, 'gpu-lost': 'lost', unmonitored: 'not monitored' };
+  const known = { xid: `XID${taint.value ? ` ${taint.value}` : ''}`, 'gpu-lost': 'lost', unmonitored: 'not monitored' };
   let cause = known[name] || `${name.replace(/-/g, ' ')}${taint.value ? ` ${taint.value}` : ''}`;
-  if (name === 'unhealthy') {
+  if (name === 'unhealthy' && taint.value) {
     const action = taint.value.replace(/^RecoveryAction/, '');
     cause = action === taint.value ? spaced(action) : `needs: ${spaced(action)}`;
   }
