@@ -161,7 +161,12 @@ func pretend(name, value string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("pretend sysctl %s: %w", name, err)
 	}
-	if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+	// Whoever waits for the file must not read it before it is written: the cluster takes the boot ID from it.
+	written := file + ".new"
+	if err := os.WriteFile(written, []byte(value+"\n"), 0o644); err != nil {
+		return fmt.Errorf("pretend sysctl %s: %w", name, err)
+	}
+	if err := os.Rename(written, file); err != nil {
 		return fmt.Errorf("pretend sysctl %s: %w", name, err)
 	}
 	if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
