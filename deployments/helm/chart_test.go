@@ -311,6 +311,8 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a relative path of hooks", "hooksDir=opt", "hooksDir"},
 		{"a driver name without a domain", "driverName=gpu", "driverName"},
 		{"a driver name in capitals", "driverName=GPU.nvidia.com", "driverName"},
+		{"a driver name without room for remote", "remote.enabled=true,driverName=" + strings.Repeat("a", 53) + ".com",
+			"more than 56 characters"},
 		{"a profile whose name is no name", "simulate.profiles.A_B=x", "A_B"},
 		{"a timeout that Kubernetes refuses", "controller.admission.timeoutSeconds=31", "admission/timeoutSeconds"},
 		{"no timeout", "controller.admission.timeoutSeconds=0", "admission/timeoutSeconds"},

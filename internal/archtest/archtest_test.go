@@ -121,7 +121,7 @@ var allowed = map[string][]string{
 	"internal/controller/idle": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
 		"internal/event"},
 	"internal/controller/network": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
-		"internal/event", "internal/remote", "pkg/gpu"},
+		"internal/event", "internal/remote", "pkg/gpu", "pkg/inventory"},
 	"internal/controller/preempt": {"internal/cluster", "internal/cluster/read", "internal/controller/feature",
 		"internal/controller/metrics", "internal/event", "internal/why"},
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},

@@ -15,6 +15,12 @@ func ClaimReference(namespace, name string, uid types.UID) *corev1.ObjectReferen
 		Namespace: namespace, Name: name, UID: uid}
 }
 
+// ClassReference returns the reference of an event to a DeviceClass, without its resource version.
+func ClassReference(class *resourceapi.DeviceClass) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass",
+		Name: class.Name, UID: class.UID}
+}
+
 // PodReference returns the reference of an event to a pod, without its resource version.
 func PodReference(pod *corev1.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,

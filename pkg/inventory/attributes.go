@@ -216,10 +216,16 @@ func ofGPUs(d gpu.Device, s string) value {
 }
 
 func text(s string) value {
+	s = Truncate(s)
+	return value{StringValue: &s}
+}
+
+// Truncate returns what an attribute can have of a text: its first 64 bytes, without a part of a character.
+func Truncate(s string) string {
 	if len(s) > maxString {
 		s = strings.ToValidUTF8(s[:maxString], "")
 	}
-	return value{StringValue: &s}
+	return s
 }
 
 func number(n int) value {

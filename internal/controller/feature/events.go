@@ -3,6 +3,7 @@
 package feature
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -19,12 +20,13 @@ import (
 const EventLifetime = time.Hour
 
 // CreateEvent creates an event of that name. It returns false if the event exists, or the namespace does not. A name
-// that depends only on the object and the text keeps a new leader from repeating the event.
+// that depends only on the object and the text keeps a new leader from repeating the event. Events about objects
+// without a namespace are in the namespace default.
 func CreateEvent(ctx context.Context, to client.Client, kind event.Kind, about *corev1.ObjectReference, name,
 	text string) (bool, error) {
 	now := metav1.Now()
 	err := to.Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: name},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: cmp.Or(about.Namespace, metav1.NamespaceDefault), Name: name},
 		InvolvedObject: *about,
 		Type:           kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
 		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",

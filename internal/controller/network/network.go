@@ -40,13 +40,16 @@ import (
 )
 
 // Events are the events about GPUs over the network.
-var Events = struct{ ServerLost, ServerRefused, SessionRefused event.Kind }{
+var Events = struct{ ServerLost, ServerRefused, SessionRefused, SliceRefused event.Kind }{
 	ServerLost: event.Warning("ServerLost", "ResourceClaim",
 		"the server of the claim's GPU over the network is gone or does not answer: its pods are evicted"),
 	ServerRefused: event.Warning("ServerRefused", "Pod",
 		"a pod with the label "+remote.ServerLabel+" is not offered as a GPU over the network; the text says why"),
 	SessionRefused: event.Warning("SessionRefused", "ResourceClaim",
 		"the claim cannot use the GPU over the network that it has; the text says why"),
+	SliceRefused: event.Warning("SliceRefused", "DeviceClass",
+		"the API server refuses a ResourceSlice of GPUs over the network, which stays as it was, or drops fields of "+
+			"it; the text says why"),
 }
 
 const (
@@ -112,6 +115,7 @@ func Add(ctx context.Context, f *feature.Controller, o Options) error {
 	c := &Controller{Options: o, driver: driver, view: f.View, known: f.Known, guard: f.Guard, client: api,
 		direct: f.Direct, gpus: metrics.NewRemoteGPUs(), publish: p.publish, caller: &caller{address: address},
 		now: time.Now}
+	p.tell = c.tell
 	c.reset()
 	f.View.Remote = cluster.New(remote.Driver(driver))
 	slices := informers.NewSharedInformerFactoryWithOptions(api, resync, informers.WithTweakListOptions(

@@ -13,16 +13,20 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
@@ -163,7 +167,11 @@ func (c *Controller) measure(held map[string][]types.UID) {
 		case len(held[name]) > 0:
 			state = allocated
 		}
-		c.gpus.WithLabelValues(c.text(s, "remoteNode"), c.text(s, "productName"), state).Inc()
+		node := c.text(s, "remoteNode")
+		if s.pod != nil { // the attribute may lack the end of the name
+			node = s.pod.Spec.NodeName
+		}
+		c.gpus.WithLabelValues(node, c.text(s, "productName"), state).Inc()
 	}
 }
 
@@ -234,6 +242,7 @@ type publisher struct {
 	client     kubernetes.Interface
 	driver     string
 	owner      types.UID
+	tell       func(context.Context, event.Kind, *corev1.ObjectReference, string) error
 	controller *resourceslice.Controller // nil: nothing is published yet
 }
 
@@ -265,7 +274,32 @@ func (p *publisher) publish(ctx context.Context, class *resourceapi.DeviceClass,
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{DriverName: p.driver,
 		KubeClient: p.client, Resources: resources, Owner: &resourceslice.Owner{
 			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: class.Name,
-			UID: class.UID}})
+			UID: class.UID}, ErrorHandler: func(ctx context.Context, err error, msg string) {
+			utilruntime.HandleErrorWithContext(ctx, err, msg)
+			if why := refused(err); why != "" {
+				if err := p.tell(ctx, Events.SliceRefused, event.ClassReference(class), why); err != nil {
+					utilruntime.HandleErrorWithContext(ctx, err, "Event not written")
+				}
+			}
+		}})
 	p.controller, p.owner = controller, class.UID
 	return err
+}
+
+// refused says why the API server does not store a slice as it is; empty: the error is another one. The text does not
+// have the name of the slice, which is another one in each attempt to create it.
+func refused(err error) string {
+	var dropped *resourceslice.DroppedFieldsError
+	if errors.As(err, &dropped) {
+		return dropped.Error()
+	}
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return ""
+	}
+	var causes []string
+	for _, cause := range status.Status().Details.Causes {
+		causes = append(causes, cause.Field+": "+cause.Message)
+	}
+	return "a slice is refused: " + strings.Join(causes, "; ")
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // server is a remote device, and the pod that serves it.
@@ -100,7 +101,8 @@ func (r *reader) offerOf(ctx context.Context, pod *corev1.Pod) (resourceapi.Devi
 		return resourceapi.Device{}, err
 	}
 	d.Name = deviceName(pod)
-	d.Attributes[r.qualified("remoteNode")] = resourceapi.DeviceAttribute{StringValue: ptr.To(pod.Spec.NodeName)}
+	d.Attributes[r.qualified("remoteNode")] = resourceapi.DeviceAttribute{
+		StringValue: ptr.To(inventory.Truncate(pod.Spec.NodeName))}
 	d.Attributes[r.qualified("remoteEngine")] = resourceapi.DeviceAttribute{StringValue: &engine}
 	if gbps > 0 {
 		d.Attributes[r.qualified("linkGbps")] = resourceapi.DeviceAttribute{IntValue: &gbps}

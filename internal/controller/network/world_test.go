@@ -44,6 +44,7 @@ const (
 type world struct {
 	*testing.T
 	*Controller
+	node    string
 	gpus    []string // names, sorted
 	api     *fake.Clientset
 	servers map[string]*standIn // by pod
@@ -79,9 +80,15 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, api: fake.NewClientset(), servers: map[string]*standIn{}, devices: map[string]string{},
-		clock: time.Now()}
-	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "gpu-node", Profile: "dgx-h100"}) {
+	return newWorldOn(t, "gpu-node")
+}
+
+// newWorldOn names the node.
+func newWorldOn(t *testing.T, node string) *world {
+	t.Helper()
+	w := &world{T: t, node: node, api: fake.NewClientset(), servers: map[string]*standIn{},
+		devices: map[string]string{}, clock: time.Now()}
+	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: node, Profile: "dgx-h100"}) {
 		if _, err := w.api.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -167,12 +174,12 @@ func (w *world) server(name string, uid types.UID, numbers ...int) {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for _, n := range numbers {
 		results = append(results, resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: clustertest.Driver,
-			Pool: "gpu-node", Device: w.gpus[n]})
+			Pool: w.node, Device: w.gpus[n]})
 	}
 	w.create(namespace, name+"-gpu", results...)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid,
 		Labels: map[string]string{remote.ServerLabel: "lupine"}},
-		Spec: corev1.PodSpec{NodeName: "gpu-node", ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu",
+		Spec: corev1.PodSpec{NodeName: w.node, ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu",
 			ResourceClaimName: ptr.To(name + "-gpu")}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}}
 	if _, err := w.api.CoreV1().Pods(namespace).Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
