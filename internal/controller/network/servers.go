@@ -42,11 +42,32 @@ type server struct {
 func (s *server) lost(now time.Time) bool { return s.pod == nil || now.Sub(s.answered) >= patience }
 
 // deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is
-// the pod after a restart of a container, because what clients had on the GPU is lost.
+// the pod after a restart of a container with the GPU, because what clients had on it is lost. If no container has a
+// claim, all of them count.
 func deviceName(pod *corev1.Pod) string {
+	var with []string
+	for i := range pod.Spec.Containers {
+		if c := &pod.Spec.Containers[i]; len(c.Resources.Claims) > 0 {
+			with = append(with, c.Name)
+		}
+	}
+	return nameAfter(pod, func(container string) bool { return len(with) == 0 || slices.Contains(with, container) })
+}
+
+// publishedName is deviceName, unless version 0.1.0 has published the device. There restarts of all containers counted,
+// and a device with another name would evict the clients.
+func (c *Controller) publishedName(pod *corev1.Pod) string {
+	if former := nameAfter(pod, func(string) bool { return true }); c.servers[former] != nil {
+		return former
+	}
+	return deviceName(pod)
+}
+
+// nameAfter returns the name of the device after the restarts of these containers.
+func nameAfter(pod *corev1.Pod, counts func(container string) bool) string {
 	id := string(pod.UID)
 	for _, c := range pod.Status.ContainerStatuses {
-		if c.RestartCount > 0 {
+		if c.RestartCount > 0 && counts(c.Name) {
 			id += fmt.Sprintf(" %s %d", c.Name, c.RestartCount)
 		}
 	}
@@ -100,7 +121,6 @@ func (r *reader) offerOf(ctx context.Context, pod *corev1.Pod) (resourceapi.Devi
 	if err != nil {
 		return resourceapi.Device{}, err
 	}
-	d.Name = deviceName(pod)
 	d.Attributes[r.qualified("remoteNode")] = resourceapi.DeviceAttribute{
 		StringValue: ptr.To(inventory.Truncate(pod.Spec.NodeName))}
 	d.Attributes[r.qualified("remoteEngine")] = resourceapi.DeviceAttribute{StringValue: &engine}
@@ -279,7 +299,7 @@ func (c *Controller) look(ctx context.Context) error {
 			}
 			c.offers[pod.UID] = o
 		}
-		o.device.Name = deviceName(pod)
+		o.device.Name = c.publishedName(pod)
 		s := c.servers[o.device.Name]
 		switch {
 		case errors.Is(o.err, errRefused):

@@ -3,6 +3,8 @@
 package network
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -30,5 +32,34 @@ func TestLongNode(t *testing.T) {
 	}
 	if got := testutil.ToFloat64(w.Controller.gpus.WithLabelValues(node, "NVIDIA H100 80GB HBM3", free)); got != 1 {
 		t.Errorf("got %v free GPUs on the node, want 1", got)
+	}
+}
+
+// TestUpgrade: version 0.1.0 counted restarts of all containers in the names of devices. Its clients keep theirs.
+func TestUpgrade(t *testing.T) {
+	const kept = "device a\nserver a: [c]\nclaim c on a: SessionReady=True Ready=True server=1\n"
+	for _, row := range []struct{ name, script, want string }{
+		{"an upgrade", "leader; round", kept},
+		{"and another leader", "leader; round; leader; round", kept},
+		{"and a restart of the container with the GPU", "leader; round; restart a; round",
+			"device a\ndevice \nclaim c on : ServerLost=True SessionReady=False Ready=False\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.do("server a 1 0")
+			w.do("restart a proxy")
+			w.devices["a"] = fmt.Sprintf("a-%.4x", sha256.Sum256([]byte("1 proxy 1")))
+			w.do("claim c a")
+			err := w.published(t.Context(), nil, []resourceapi.Device{{Name: w.devices["a"]}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.SplitSeq(row.script, ";") {
+				w.do(line)
+			}
+			if got := strings.ReplaceAll(w.state(), "device "+lostTaint, "device "); got != row.want {
+				t.Errorf("got\n%swant\n%s", got, row.want)
+			}
+		})
 	}
 }

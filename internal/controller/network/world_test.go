@@ -180,7 +180,8 @@ func (w *world) server(name string, uid types.UID, numbers ...int) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid,
 		Labels: map[string]string{remote.ServerLabel: "lupine"}},
 		Spec: corev1.PodSpec{NodeName: w.node, ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu",
-			ResourceClaimName: ptr.To(name + "-gpu")}}},
+			ResourceClaimName: ptr.To(name + "-gpu")}}, Containers: []corev1.Container{{Name: "proxy"},
+			{Name: "server", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}}
 	if _, err := w.api.CoreV1().Pods(namespace).Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
@@ -256,17 +257,23 @@ func (w *world) do(line string) {
 	case "end": // POD
 		_ = w.api.ResourceV1().ResourceClaims(namespace).Delete(w.Context(), f[1]+"-gpu", metav1.DeleteOptions{})
 		err = w.api.CoreV1().Pods(namespace).Delete(w.Context(), f[1], metav1.DeleteOptions{})
-	case "restart": // POD: the container
-		w.servers[f[1]].claims = nil
+	case "restart": // POD [CONTAINER]
+		container := append(f, "server")[2]
+		if container == "server" {
+			w.servers[f[1]].claims = nil
+		}
 		var pod *corev1.Pod
 		pod, err = w.api.CoreV1().Pods(namespace).Get(w.Context(), f[1], metav1.GetOptions{})
 		if apierrors.IsNotFound(err) { // it has ended
 			err = nil
 			break
 		}
-		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "server", RestartCount: 1}}
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses,
+			corev1.ContainerStatus{Name: container, RestartCount: 1})
 		_, err = w.api.CoreV1().Pods(namespace).UpdateStatus(w.Context(), pod, metav1.UpdateOptions{})
-		w.devices[f[1]] = deviceName(pod)
+		if container == "server" {
+			w.devices[f[1]] = deviceName(pod)
+		}
 	case "label", "annotate": // POD VALUE
 		var pod *corev1.Pod
 		if pod, err = w.api.CoreV1().Pods(namespace).Get(w.Context(), f[1], metav1.GetOptions{}); err != nil {
