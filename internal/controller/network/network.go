@@ -40,11 +40,13 @@ import (
 )
 
 // Events are the events about GPUs over the network.
-var Events = struct{ ServerLost, ServerRefused, SessionRefused, SliceRefused event.Kind }{
+var Events = struct{ ServerLost, ServerRefused, ServersUnreachable, SessionRefused, SliceRefused event.Kind }{
 	ServerLost: event.Warning("ServerLost", "ResourceClaim",
 		"the server of the claim's GPU over the network is gone or does not answer: its pods are evicted"),
 	ServerRefused: event.Warning("ServerRefused", "Pod",
 		"a pod with the label "+remote.ServerLabel+" is not offered as a GPU over the network; the text says why"),
+	ServersUnreachable: event.Warning("ServersUnreachable", "DeviceClass",
+		"the controller reaches no server of GPUs over the network; those whose pods are ready are not lost meanwhile"),
 	SessionRefused: event.Warning("SessionRefused", "ResourceClaim",
 		"the claim cannot use the GPU over the network that it has; the text says why"),
 	SliceRefused: event.Warning("SliceRefused", "DeviceClass",
@@ -92,6 +94,7 @@ type Controller struct {
 	servers map[string]*server   // by name of the device
 	offers  map[types.UID]offer  // by server pod
 	told    map[types.UID]string // what claims have in their status
+	called  time.Time            // when all servers were called, or the devices restored
 
 	mu       sync.Mutex
 	claims   map[types.UID]*resourceapi.ResourceClaim // with remote devices

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,7 +46,7 @@ func (c *Controller) round(ctx context.Context) error {
 	c.mu.Unlock()
 	errs := []error{c.look(ctx)}
 	held := c.held(claims)
-	errs = append(errs, c.admit(ctx, issuer, held, claims))
+	errs = append(errs, c.admit(ctx, class, issuer, held, claims))
 	errs = append(errs, c.publish(ctx, class, c.devices(held)))
 	sessions := map[types.UID]session{}
 	for _, uid := range slices.Sorted(maps.Keys(claims)) {
@@ -88,15 +89,16 @@ func (c *Controller) held(claims map[types.UID]*resourceapi.ResourceClaim) map[s
 	return held
 }
 
-// admit tells all servers which claims they serve.
-func (c *Controller) admit(ctx context.Context, issuer remote.Authority, held map[string][]types.UID,
-	claims map[types.UID]*resourceapi.ResourceClaim) error {
+// admit tells all servers which claims they serve. If it reaches none of them, it spares those that are ready.
+func (c *Controller) admit(ctx context.Context, class *resourceapi.DeviceClass, issuer remote.Authority,
+	held map[string][]types.UID, claims map[types.UID]*resourceapi.ResourceClaim) error {
 	if err := c.caller.renew(issuer, c.now()); err != nil {
 		return err
 	}
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
+	reached := false
 	for name, s := range c.servers {
 		if s.pod == nil {
 			continue
@@ -111,15 +113,46 @@ func (c *Controller) admit(ctx context.Context, issuer remote.Authority, held ma
 			answer, err := c.caller.put(ctx, s.pod, wanted)
 			if err == nil {
 				s.answered, s.admitted = c.now(), answer
-				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			errs = append(errs, fmt.Errorf("server pod %s: %w", s.pod.Name, err))
+			var unanswered *url.Error // also an error status is an answer
+			reached = reached || !errors.As(err, &unanswered)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("server pod %s: %w", s.pod.Name, err))
+			}
 		})
 	}
 	all.Wait()
+	if !reached {
+		errs = append(errs, c.spare(ctx, class))
+	}
+	c.called = c.now()
 	return errors.Join(errs...)
+}
+
+// spare lets servers whose pods are ready count as if they had answered. No server was reached, so it is likely the
+// controller's own node or network that fails. It leaves alone servers that never answered or were lost before, and a
+// single server, because no other one bears that out.
+func (c *Controller) spare(ctx context.Context, class *resourceapi.DeviceClass) error {
+	var known, spared []*server
+	for _, s := range c.servers {
+		if s.lost(c.called) {
+			continue
+		}
+		known = append(known, s)
+		if s.ready() {
+			spared = append(spared, s)
+		}
+	}
+	if len(known) < 2 || len(spared) == 0 {
+		return nil
+	}
+	for _, s := range spared {
+		s.answered = c.now()
+	}
+	return c.tell(ctx, Events.ServersUnreachable, event.ClassReference(class),
+		"the controller reaches no server; devices of server pods that are ready are not lost meanwhile")
 }
 
 // devices returns what is published, sorted by name: what can be used, and what is lost while claims hold it. It

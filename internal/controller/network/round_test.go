@@ -55,6 +55,35 @@ func TestRounds(t *testing.T) {
 		{"a lost server answers again",
 			"server a 1 0; claim c a; round; silent a; wait 31s; round; answers a; round",
 			"device a\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"the only server is not reached", "server a 1 0; claim c a; round; cut a; wait 31s; round",
+			"device a" + lostTaint + "\nserver a: [c]\nclaim c on a:" + lost},
+		{"no server is reached",
+			"server a 1 0; server b 2 1; claim c a; round; cut a b; wait 31s; round; wait 31s; round",
+			"device a\ndevice b\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"nor by the next leader",
+			"server a 1 0; server b 2 1; claim c a; round; cut a b; wait 31s; round; leader; round; wait 31s; round",
+			"device a\ndevice b\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"no server is reached, and the kubelet calls one not ready",
+			"server a 1 0; server b 2 1; claim c a; round; cut a b; unready a; wait 31s; round",
+			"device a" + lostTaint + "\ndevice b\nserver a: [c]\nclaim c on a:" + lost},
+		{"one is reached again, the other has 30 s for that",
+			"server a 1 0; server b 2 1; claim c a; round; cut a b; wait 31s; round; answers b; wait 29s; round",
+			"device a\ndevice b\nserver a: [c]\nclaim c on a:" + admitted + "1\n"},
+		{"then it is lost",
+			"server a 1 0; server b 2 1; claim c a; round; cut a b; wait 31s; round; answers b; wait 31s; round",
+			"device a" + lostTaint + "\ndevice b\nserver a: [c]\nclaim c on a:" + lost},
+		{"one of two is not reached", "server a 1 0; server b 2 1; claim c a; round; cut a; wait 31s; round",
+			"device a" + lostTaint + "\ndevice b\nserver a: [c]\nclaim c on a:" + lost},
+		{"the engines of all servers accept no connections",
+			"server a 1 0; server b 2 1; claim c a; round; silent a; silent b; wait 31s; round",
+			"device a" + lostTaint + "\nserver a: [c]\nclaim c on a:" + lost},
+		{"the other one has never answered",
+			"server a 1 0; claim c a; round; server b 2 1; cut a b; wait 31s; round",
+			"device a" + lostTaint + "\nserver a: [c]\nclaim c on a:" + lost},
+		{"a lost server stays lost while none is reached",
+			"server a 1 0; server b 2 1; server d 3 2; claim c a; round; cut a; wait 31s; round; cut b d; wait 31s; " +
+				"round",
+			"device a" + lostTaint + "\ndevice b\ndevice d\nserver a: [c]\nclaim c on a:" + lost},
 		{"a lost server without claims leaves the pool", "server a 1 0; round; silent a; wait 31s; round", ""},
 		{"a server pod ends", "server a 1 0; claim c a; round; end a; round",
 			"device a" + lostTaint + "\nserver a: [c]\nclaim c on a:" + lost},
@@ -106,8 +135,8 @@ func TestRounds(t *testing.T) {
 // TestEvents: what users cannot see in a status is in an event, once.
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
-	for _, line := range []string{"server a 1 0", "server b 2 1 2", "server d 3 3", "claim c a", "round", "end a",
-		"round", "annotate d fast", "wait 31s", "round", "round"} {
+	for _, line := range []string{"server a 1 0", "server b 2 1 2", "server d 3 3", "server e 4 4", "claim c a",
+		"round", "end a", "round", "annotate d fast", "wait 31s", "round", "round", "cut d e", "round", "round"} {
 		w.do(line)
 	}
 	var list corev1.EventList
@@ -123,7 +152,9 @@ func TestEvents(t *testing.T) {
 	want := []string{"ServerLost ml/c: the server of DEVICE is gone",
 		"ServerRefused gpu-system/b: no GPU over the network: its claims have 2 devices of gpu.nvidia.com: want 1",
 		"ServerRefused gpu-system/d: no GPU over the network: annotation gpu.nvidia.com/link-gbps: \"fast\": want a " +
-			"positive number of Gbit/s; it stays published as it was"}
+			"positive number of Gbit/s; it stays published as it was",
+		"ServersUnreachable /remote.gpu.nvidia.com: the controller reaches no server; devices of server pods that " +
+			"are ready are not lost meanwhile"}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

@@ -34,12 +34,19 @@ import (
 type server struct {
 	device   resourceapi.Device // as published, but for the taint of a lost server; only a name, if no more is known
 	pod      *corev1.Pod        // nil: it is gone
-	answered time.Time          // zero: never, or not since the device was lost
+	answered time.Time          // zero: never, or not since the device was lost; see spare
 	admitted []types.UID        // claims, as it last answered
 }
 
 // lost reports whether claims cannot use the device.
 func (s *server) lost(now time.Time) bool { return s.pod == nil || now.Sub(s.answered) >= patience }
+
+// ready reports whether the pod is ready, as the kubelet says. Kubernetes says no for a node that is gone.
+func (s *server) ready() bool {
+	return slices.ContainsFunc(s.pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
 
 // deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is
 // the pod after a restart of a container with the GPU, because what clients had on it is lost. If no container has a
@@ -259,6 +266,7 @@ func (c *Controller) restore(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the slices of %s: %w", remote.Driver(c.driver), err)
 	}
+	c.called = c.now()
 	for i := range list.Items {
 		if list.Items[i].Spec.Driver != remote.Driver(c.driver) {
 			continue

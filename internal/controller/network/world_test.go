@@ -59,11 +59,15 @@ type standIn struct {
 	mu     sync.Mutex
 	claims []types.UID
 	silent bool
+	cut    bool // from the controller
 }
 
 func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.cut {
+		panic(http.ErrAbortHandler)
+	}
 	i, err := remote.IdentityOf(r.TLS.PeerCertificates[0])
 	if s.silent || err != nil || !i.Controller || r.URL.Path != remote.SessionsPath || r.Method != http.MethodPut {
 		http.Error(w, "the engine does not accept connections", http.StatusServiceUnavailable)
@@ -182,7 +186,8 @@ func (w *world) server(name string, uid types.UID, numbers ...int) {
 		Spec: corev1.PodSpec{NodeName: w.node, ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu",
 			ResourceClaimName: ptr.To(name + "-gpu")}}, Containers: []corev1.Container{{Name: "proxy"},
 			{Name: "server", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}}
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1",
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
 	if _, err := w.api.CoreV1().Pods(namespace).Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
@@ -287,8 +292,18 @@ func (w *world) do(line string) {
 		_, err = w.api.CoreV1().Pods(namespace).Update(w.Context(), pod, metav1.UpdateOptions{})
 	case "silent":
 		w.servers[f[1]].silent = true
+	case "cut": // POD...
+		for _, pod := range f[1:] {
+			w.servers[pod].cut = true
+		}
+	case "unready": // POD
+		var pod *corev1.Pod
+		if pod, err = w.api.CoreV1().Pods(namespace).Get(w.Context(), f[1], metav1.GetOptions{}); err == nil {
+			pod.Status.Conditions[0].Status = corev1.ConditionFalse
+			_, err = w.api.CoreV1().Pods(namespace).UpdateStatus(w.Context(), pod, metav1.UpdateOptions{})
+		}
 	case "answers":
-		w.servers[f[1]].silent = false
+		w.servers[f[1]].silent, w.servers[f[1]].cut = false, false
 	case "wait":
 		var d time.Duration
 		d, err = time.ParseDuration(f[1])
