@@ -44,6 +44,8 @@ type PreemptOptions struct {
 	Volumes []*corev1.NodeSelector
 	// Single reports whether pods of the PodGroup may be evicted one by one. nil: groups go whole.
 	Single func(namespace, group string) bool
+	// Refused are pods that the API refuses to evict, and until when they are no victims.
+	Refused map[types.UID]time.Time
 }
 
 // Preemption is the cheapest set of pods whose end makes room for a pod.
@@ -180,7 +182,8 @@ func priorityOf(pod *corev1.Pod) int32 { return corev1helpers.PodPriority(pod) }
 
 // isVictim reports whether the pod may be evicted for the preemptor.
 func (p *preemptor) isVictim(pod *corev1.Pod) bool {
-	if pod.Spec.NodeName == "" || priorityOf(pod) >= priorityOf(p.pod) || pod.DeletionTimestamp != nil {
+	if pod.Spec.NodeName == "" || priorityOf(pod) >= priorityOf(p.pod) || pod.DeletionTimestamp != nil ||
+		p.Now.Before(p.Refused[pod.UID]) {
 		return false
 	}
 	if cluster.IsStatic(pod) || metav1.GetControllerOfNoCopy(pod) != nil && namesClaim(pod) {

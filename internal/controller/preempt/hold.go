@@ -37,11 +37,14 @@ const (
 )
 
 // Events are the events about a preemption.
-var Events = struct{ Preempts, Preempted, NotUsed event.Kind }{
+var Events = struct{ Preempts, Preempted, Refused, NotUsed event.Kind }{
 	Preempts: event.Normal("PreemptsForDevices", "Pod",
 		"pods of lower priority are evicted, because the pod waits for their devices; the text names them"),
 	Preempted: event.Warning("PreemptedForDevices", "Pod",
 		"the pod is evicted, because a pod of higher priority waits for its devices; the text names that pod"),
+	Refused: event.Warning("PreemptionRefused", "Pod",
+		"the API server, mostly an admission webhook, refuses to evict a pod for the pod; no plan has that victim for "+
+			"ten minutes, and others are looked for; the text names it"),
 	NotUsed: event.Warning("PreemptionNotUsed", "Pod",
 		"pods were evicted for the pod, and a minute later it is on no node; their devices are not kept any longer"),
 }
@@ -120,18 +123,8 @@ func (p *Preemptor) readHolds(ctx context.Context) error {
 	return nil
 }
 
-// begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later. If the
-// API refuses to evict one of the victims, nothing is written.
+// begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later.
 func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, now time.Time) error {
-	for _, v := range h.Victims {
-		switch err := p.evictPod(ctx, v, metav1.DryRunAll); {
-		case apierrors.IsTooManyRequests(err):
-			h.Victims = nil
-			return nil
-		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
-			return err
-		}
-	}
 	p.holds[h.uid] = h
 	for _, rule := range h.rules(plan) {
 		err := p.client.Create(ctx, rule)
@@ -155,7 +148,7 @@ func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, no
 	_, err := feature.CreateEvent(ctx, p.client, Events.Preempts, reference(h.Namespace, h.Pod, h.uid),
 		fmt.Sprintf("preempts-%s-%d", h.uid, now.Unix()), fmt.Sprintf("on node %s, of lower priority: %s", h.Node,
 			strings.Join(names, ", ")))
-	return errors.Join(err, p.evict(ctx, h))
+	return errors.Join(err, p.evict(ctx, h, now))
 }
 
 // reference refers to a pod in an event.
@@ -213,7 +206,7 @@ func (p *Preemptor) goOn(ctx context.Context, h *hold, pod *corev1.Pod, now time
 	if err := p.compare(ctx, h, pod); err != nil || len(h.Victims) == 0 {
 		return err
 	}
-	err := errors.Join(p.evict(ctx, h), p.look(ctx, h, now))
+	err := errors.Join(p.evict(ctx, h, now), p.look(ctx, h, now))
 	if pod.Status.NominatedNodeName == "" { // the scheduler has cleared it in an attempt in vain
 		_, failed := p.nominate(ctx, h, h.Node)
 		err = errors.Join(err, failed)
@@ -331,7 +324,7 @@ func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits b
 	return err == nil && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil, err
 }
 
-// evictPod asks the API server to evict a pod. A budget may refuse that.
+// evictPod asks the API server to evict a pod. A budget or an admission webhook may refuse that.
 func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) error {
 	err := p.reads.PolicyV1().Evictions(v.Namespace).Evict(ctx, &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: v.Name},
@@ -343,16 +336,20 @@ func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) er
 	return nil
 }
 
-// evict evicts the victims that are left. What a budget forbids meanwhile is tried again until the hold ends; if
-// nothing was evicted before, everything is given back.
-func (p *Preemptor) evict(ctx context.Context, h *hold) error {
+// evict evicts the victims that are left. What is refused meanwhile is tried again until the hold ends; if nothing was
+// evicted before, everything is given back.
+func (p *Preemptor) evict(ctx context.Context, h *hold, now time.Time) error {
 	for h.evicted < len(h.Victims) {
 		v := h.Victims[h.evicted]
 		err := p.evictPod(ctx, v)
 		switch {
-		case apierrors.IsTooManyRequests(err) && h.evicted == 0:
+		case isDenied(err) && h.evicted == 0: // by what allows dry runs
+			return errors.Join(p.refuse(ctx, h, v, err, now), p.abandon(ctx, h))
+		case isDenied(err):
+			return errors.Join(err, p.refuse(ctx, h, v, err, now))
+		case isOfBudget(err) && h.evicted == 0:
 			return p.abandon(ctx, h)
-		case apierrors.IsTooManyRequests(err):
+		case isOfBudget(err):
 			return nil
 		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 			return err

@@ -49,8 +49,10 @@ const (
 	looks = 5 * time.Second
 	// readPause is the time until the cluster is read again after a round in vain.
 	readPause = 10 * time.Second
-	// maxPlans is how many pods are looked at in a round.
+	// maxPlans is how many plans are made in a round.
 	maxPlans = 10
+	// maxRefused is how many plans in a round are for one pod, because the API refuses to evict their victims.
+	maxRefused = 5
 )
 
 // Preemptor makes room for pods. It is not safe for concurrent use.
@@ -64,7 +66,8 @@ type Preemptor struct {
 
 	waiting map[types.UID]*waiting
 	holds   map[types.UID]*hold
-	pauses  map[types.UID]*pause // of owners
+	pauses  map[types.UID]*pause    // of owners
+	refused map[types.UID]time.Time // victims that the API refuses to evict, and until when no plan has them
 
 	nextRead time.Time // the cluster is not read earlier
 }
@@ -91,7 +94,7 @@ func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor 
 	return &Preemptor{Controller: c, view: c.View, client: c.Direct, reads: reads,
 		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
 		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{},
-		pauses: map[types.UID]*pause{}}
+		pauses: map[types.UID]*pause{}, refused: map[types.UID]time.Time{}}
 }
 
 // Start preempts until ctx ends.
@@ -126,6 +129,8 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 	if err != nil {
 		return errors.Join(last, err)
 	}
+	p.forgetRefused(s, now)
+	options.Refused = p.refused
 	inVain := map[types.UID]bool{} // the owners of pods that no victims help: their other pods are alike
 	plans, began := 0, false
 	for _, pod := range due {
@@ -140,8 +145,11 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 			!p.wants(current, s.Claims) {
 			continue
 		}
-		plans++
-		plan, err := p.plan(ctx, s, current, options)
+		h, plan, err := p.allowed(ctx, s, current, options, &plans, now)
+		if errors.Is(err, errStale) {
+			began = true // the next round reads the cluster again
+			break
+		}
 		if errors.Is(err, why.ErrNoVictims) {
 			if owner != nil && owner.Kind != "DaemonSet" { // its pods are for a node each
 				inVain[owner.UID] = true
@@ -156,7 +164,6 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 			continue
 		}
 		began = true
-		h := newHold(current, plan, now)
 		if err := p.begin(ctx, h, plan, now); err != nil {
 			last = errors.Join(last, fmt.Errorf("make room for pod %s/%s: %w", pod.Namespace, pod.Name, err))
 			break // the snapshot is not right any more
@@ -256,6 +263,28 @@ func (p *Preemptor) wants(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 					})
 			})
 	})
+}
+
+// errStale means that a budget forbids what the snapshot allows.
+var errStale = errors.New("a budget has changed")
+
+// allowed plans a preemption whose victims the API would evict. It plans again without those that it refuses, and
+// counts the plans. A nil plan: none is known now. The error is errStale if a budget forbids it.
+func (p *Preemptor) allowed(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, options why.PreemptOptions,
+	plans *int, now time.Time) (*hold, *why.Preemption, error) {
+	for range min(maxRefused, maxPlans-*plans) {
+		*plans++
+		plan, err := p.plan(ctx, s, pod, options)
+		if plan == nil || err != nil {
+			return nil, nil, err
+		}
+		h := newHold(pod, plan, now)
+		if refused, err := p.ask(ctx, h, now); err != nil || !refused {
+			return h, plan, err
+		}
+	}
+	p.waiting[pod.UID].next = now.Add(firstPause) // it goes on soon, before the first victims are forgotten
+	return nil, nil, nil
 }
 
 // plan plans a preemption. A panic concerns this pod only.

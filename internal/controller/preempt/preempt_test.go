@@ -44,10 +44,11 @@ const (
 
 var podResource = corev1.SchemeGroupVersion.WithResource("pods")
 
-// world is a node with two T4, and what the controller writes.
+// world is a node, and what the controller writes.
 type world struct {
 	*Preemptor
 	t      *testing.T
+	node   clustertest.SimNode
 	reads  *kubefake.Clientset
 	now    time.Time
 	writes []string
@@ -59,10 +60,16 @@ type world struct {
 	broken bool                   // rounds may end with an error
 }
 
+// newWorld returns a node with two T4.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), evict: func(string) error { return nil },
-		asked: func(string) error { return nil }}
+	return newWorldOf(t, node)
+}
+
+func newWorldOf(t *testing.T, node clustertest.SimNode) *world {
+	t.Helper()
+	w := &world{t: t, node: node, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		evict: func(string) error { return nil }, asked: func(string) error { return nil }}
 	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}},
 		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 10}}
 	for _, s := range clustertest.Slices(t, node) {
@@ -143,8 +150,8 @@ func (w *world) start() {
 			return err
 		},
 	}).Build()
-	w.Preemptor = newPreemptor(&feature.Controller{View: clustertest.New(w.t, node), Known: func() error { return nil },
-		Direct: writes, Guard: feature.NewGuard()}, w.reads)
+	w.Preemptor = newPreemptor(&feature.Controller{View: clustertest.New(w.t, w.node),
+		Known: func() error { return nil }, Direct: writes, Guard: feature.NewGuard()}, w.reads)
 	if err := w.readHolds(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
@@ -263,7 +270,7 @@ func TestEventWithoutUID(t *testing.T) {
 	w.add("low", 1, first)
 	h := &hold{uid: "secret", Namespace: "other", Pod: "name", Node: "node-1", Victims: []victim{{"ns", "low", "low"}}}
 	const want = "by a pod of another namespace of higher priority"
-	err := w.Preemptor.evict(t.Context(), h)
+	err := w.Preemptor.evict(t.Context(), h, w.now)
 	if got := strings.Join(w.writes, "\n"); err != nil || !strings.Contains(got, want) ||
 		strings.Contains(got, "secret") {
 		t.Errorf("got %s, %v, want %q without a UID", got, err, want)
@@ -410,7 +417,7 @@ func TestSeveralVictims(t *testing.T) {
 	}
 	w.asked = func(pod string) error {
 		if pod == "low" {
-			return apierrors.NewTooManyRequests("a budget", 0)
+			return budgetForbids()
 		}
 		return nil
 	}
@@ -424,14 +431,20 @@ func TestSeveralVictims(t *testing.T) {
 	}
 }
 
+// budgetForbids returns what the API server answers.
+func budgetForbids() error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause}}
+	return err
+}
+
 // A budget that forbids the eviction meanwhile, or a pod that is deleted, gives the devices back.
 func TestGivenBack(t *testing.T) {
-	refused := apierrors.NewTooManyRequests("a budget", 0)
 	w := newWorld(t)
 	w.add("low", 1, first)
 	w.add("other", 20, second)
 	w.add("high", 10, "")
-	w.evict = func(string) error { return refused }
+	w.evict = func(string) error { return budgetForbids() }
 	if got := w.pass(settle + period); !strings.HasSuffix(got, "\ngive back") || strings.Contains(got, "evict low") {
 		t.Errorf("a budget forbids it: got %s, want the devices given back", got)
 	}
