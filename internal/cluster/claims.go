@@ -8,16 +8,19 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
-// Claim holds devices of the driver, or is pending.
+// Claim holds devices of the driver or GPUs over the network, or is pending.
 type Claim struct {
 	types.NamespacedName
 	Created time.Time
 	Object  *resourceapi.ResourceClaim
 
-	gpus  []*GPU // of which it holds devices; none: the claim is pending
-	wants []want
+	gpus   []*GPU // of which it holds devices
+	remote bool   // it holds GPUs over the network; without them and without gpus it is pending
+	wants  []want
 }
 
 // want is a request of a pending claim, with the classes that it accepts.
@@ -40,6 +43,7 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 	results := Results(c)
 	for i := range results {
 		r := &results[i]
+		claim.remote = claim.remote || v.isRemote(r.Driver)
 		if r.Driver != v.driver {
 			continue
 		}
@@ -49,7 +53,7 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 			claim.gpus = append(claim.gpus, g)
 		}
 	}
-	if len(claim.gpus)+len(claim.wants) == 0 {
+	if len(claim.gpus)+len(claim.wants) == 0 && !claim.remote {
 		return
 	}
 	v.claims[claim.NamespacedName] = claim
@@ -57,6 +61,12 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 	for _, g := range claim.gpus {
 		v.recount(g)
 	}
+}
+
+// isRemote reports whether the other driver is that of the driver's GPUs over the network.
+func (v *View) isRemote(other string) bool {
+	local, ok := remote.Local(other)
+	return ok && local == v.driver
 }
 
 // DeleteClaim removes a claim.
@@ -166,7 +176,8 @@ func (v *View) waitsForDriver(c *Claim) bool {
 	return false
 }
 
-// Pending returns the claim if it has no devices yet. held reports whether it has some of the driver.
+// Pending returns the claim if it has no devices yet. held reports whether it has some of the driver, or GPUs over the
+// network.
 func (v *View) Pending(name types.NamespacedName) (claim *resourceapi.ResourceClaim, held bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -174,7 +185,7 @@ func (v *View) Pending(name types.NamespacedName) (claim *resourceapi.ResourceCl
 	if c == nil {
 		return nil, false
 	}
-	if len(c.gpus) > 0 {
+	if len(c.gpus) > 0 || c.remote {
 		return nil, true
 	}
 	return c.Object, false

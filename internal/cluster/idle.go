@@ -25,14 +25,15 @@ func DeviceIdleSince(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequ
 	return &idle.LastTransitionTime
 }
 
-// Idle is a claim with devices of the driver, none of which is used.
+// Idle is a claim with devices of the driver, none of which is used, and without GPUs over the network: nobody measures
+// their use. Devices of other drivers, such as NICs, do not count.
 type Idle struct {
 	Claim *resourceapi.ResourceClaim
 	Since time.Time // of the last one
 }
 
-// IdleClaims returns the claims of whose devices of the driver none is used, in no order. It leaves out claims with a
-// device that is not published: the plugin of its node does not run, and what it wrote may be wrong by now.
+// IdleClaims returns the claims that are idle, in no order. It leaves out claims with a device of the driver that is
+// not published: the plugin of its node does not run, and what it wrote may be wrong by now.
 func (v *View) IdleClaims() (all []Idle) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -57,6 +58,9 @@ func (v *View) idleSince(c *resourceapi.ResourceClaim) (last time.Time, ok bool)
 		return last, false
 	}
 	for _, r := range Results(c) {
+		if v.isRemote(r.Driver) {
+			return last, false
+		}
 		if r.Driver != v.driver {
 			continue
 		}

@@ -77,6 +77,18 @@ func (w *world) claim(name string, since time.Time, devices ...string) {
 	w.claims[name] = c
 }
 
+// other adds a device of another driver to a claim of the pod.
+func (w *world) other(name, driver string) {
+	if w.claims[name] == nil {
+		w.claim(name, start)
+	}
+	c := w.claims[name].DeepCopy()
+	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+		resourceapi.DeviceRequestAllocationResult{Request: "other", Driver: driver, Pool: "other", Device: "device"})
+	w.view.SetClaim(cluster.SlimClaim(c))
+	w.claims[name] = c
+}
+
 func (w *world) device(c *resourceapi.ResourceClaim, name string, since time.Time) {
 	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
 		resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: clustertest.Driver, Pool: "a", Device: name})
@@ -203,6 +215,16 @@ func TestEviction(t *testing.T) {
 		{"another claim of the pod that is idle for a shorter time", func(w *world) {
 			w.claim("second", start.Add(h), w.gpus[1])
 		}, []time.Duration{169 * m}, ""},
+		{"another claim of the pod with a GPU over the network", func(w *world) {
+			w.other("second", "remote."+clustertest.Driver)
+		}, []time.Duration{9 * h, 19 * h}, ""},
+		{"a GPU over the network in the claim", func(w *world) { w.other("first", "remote."+clustertest.Driver) },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"another claim of the pod with a device of a third driver", func(w *world) {
+			w.other("second", "nic.example.com")
+		}, []time.Duration{110 * m, 121 * m}, warns + evicted},
+		{"a device of a third driver in the claim", func(w *world) { w.other("first", "nic.example.com") },
+			[]time.Duration{110 * m, 121 * m}, warns + evicted},
 		{"the plugin of the node does not run", func(w *world) {
 			for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}) {
 				w.view.DeleteSlice(s.Name)
