@@ -86,8 +86,16 @@ func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	err error) {
 	defer s.Metrics.Operation("prepare")(&err)
 	defer guard.Recover("prepare", &err) // the other claims of the node go on
+	if n := len(claim.Namespace) + len(claim.Name); n > maxClaimName {
+		return rec, fmt.Errorf("the namespace and the name of the claim have %d characters, and at most %d are possible: "+
+			"their metadata would be in a directory of that name; create the claim under a shorter name", n, maxClaimName)
+	}
 	return s.Preparer.Prepare(s.Observed(ctx), claim)
 }
+
+// maxClaimName is how many characters namespace and name of a claim may have together: kubeletplugin has a directory of
+// the name namespace_name, and names of files have at most 255 bytes.
+const maxClaimName = 254
 
 // answer converts the result of Prepare, and reports it.
 func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, rec checkpoint.PreparedClaim,

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -43,6 +45,23 @@ func TestPrepareFailsPerClaim(t *testing.T) {
 	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil ||
 		len(answer["good"].Devices) != 1 {
 		t.Errorf("got %+v", answer)
+	}
+}
+
+// A claim whose metadata no directory can have is refused before anything changes.
+func TestLongName(t *testing.T) {
+	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil)}
+	for length, refused := range map[int]bool{maxClaimName - 63: false, maxClaimName - 62: true} {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good",
+			Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", length)}}
+		_, err := s.prepare(t.Context(), claim)
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "have 255 characters, and at most 254") {
+			t.Errorf("a name of %d characters: got %v", length, err)
+		}
+		err = os.Mkdir(filepath.Join(t.TempDir(), claim.Namespace+"_"+claim.Name), 0o755)
+		if (err != nil) != refused {
+			t.Errorf("its directory: got %v", err)
+		}
 	}
 }
 
