@@ -93,8 +93,8 @@ func TestPage(t *testing.T) {
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
 		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
-	same("taints without values", cards+".find((c) => c.gpu.name === 'gpu-43-00-0').innerText.trim().split('\\n').slice(-2).join()",
-		`"XID,unhealthy"`)
+	same("taints without values", cards+".find((c) => c.gpu.name === 'gpu-43-00-0').innerText.trim().split('\\n')"+
+		".slice(-2).join()", `"XID,unhealthy"`)
 	same("a GPU that is kept", cards+"[9].className + ' ' + "+cards+"[9].innerText.trim().split('\\n').pop()",
 		`"gpu kept for vision"`)
 	same("what a claim holds is not cut",

@@ -87,8 +87,9 @@ func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	defer s.Metrics.Operation("prepare")(&err)
 	defer guard.Recover("prepare", &err) // the other claims of the node go on
 	if n := len(claim.Namespace) + len(claim.Name); n > maxClaimName {
-		return rec, fmt.Errorf("the namespace and the name of the claim have %d characters, and at most %d are possible: "+
-			"their metadata would be in a directory of that name; create the claim under a shorter name", n, maxClaimName)
+		return rec, fmt.Errorf("the namespace and the name of the claim have %d characters, and at most %d are "+
+			"possible: its metadata would be in a directory of that name; create the claim under a shorter name", n,
+			maxClaimName)
 	}
 	return s.Preparer.Prepare(s.Observed(ctx), claim)
 }

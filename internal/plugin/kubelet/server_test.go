@@ -55,7 +55,8 @@ func TestLongName(t *testing.T) {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good",
 			Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", length)}}
 		_, err := s.prepare(t.Context(), claim)
-		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "have 255 characters, and at most 254") {
+		if (err != nil) != refused ||
+			refused && !strings.Contains(err.Error(), "have 255 characters, and at most 254") {
 			t.Errorf("a name of %d characters: got %v", length, err)
 		}
 		err = os.Mkdir(filepath.Join(t.TempDir(), claim.Namespace+"_"+claim.Name), 0o755)
