@@ -53,8 +53,8 @@ func TestMovedGPUs(t *testing.T) {
 			"unprepare a", "ok", ""},
 		{"then its claim cannot use that one, which may not be what it asks for",
 			"prepare a gpu-1; reboot; unplug gpu-1; move gpu-2 gpu-1; prepare a gpu-1", "error: device " +
-				"gpu-1 (GPU-1): there is another GPU in its place now; delete the pod, so that it is scheduled anew: no " +
-				"such device on this node", "a Prepared boot-0 gpu-1"},
+				"gpu-1 (GPU-1): there is another GPU in its place now; delete the pod, so that it is scheduled " +
+				"anew: no such device on this node", "a Prepared boot-0 gpu-1"},
 		{"it is back at its place", "prepare a gpu-1; reboot; move gpu-1 gpu-9; restart; reboot; move gpu-9 gpu-1; " +
 			"restart", "ok", "a Prepared boot-2 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common},
 	} {
