@@ -90,6 +90,13 @@ func (p *testNode) broken(ret nvmllib.Return) error {
 	return nil
 }
 
+// oldLibrary is that of an older driver.
+type oldLibrary struct{ nvmllib.Interface }
+
+func (oldLibrary) SystemGetDriverVersion() (string, nvmllib.Return) {
+	return "460.106.00", nvmllib.SUCCESS
+}
+
 func (p *testNode) module(version string) error {
 	file := filepath.Join(p.Proc(), "driver/nvidia/version")
 	if version == "" {
@@ -133,6 +140,10 @@ func TestProblems(t *testing.T) {
 		}, "version-mismatch", []string{"initialise NVML"}},
 		{"NVML fails for no known reason", "t4-x2", func(p *testNode) error { return p.broken(nvmllib.ERROR_UNKNOWN) },
 			"nvml-fails", nil},
+		{"the driver is too old", "t4-x2", func(p *testNode) error {
+			p.config.Machine.Library = oldLibrary{p.config.Machine.Library}
+			return nil
+		}, "driver-too-old", []string{"driver 460.106.00: NVIDIA's driver is too old: R470", "install a newer branch"}},
 		{"no permission", "t4-x2", func(p *testNode) error { return p.broken(nvmllib.ERROR_NO_PERMISSION) },
 			"no-permission", []string{"privileged"}},
 		{"a GPU is lost", "t4-x2", func(p *testNode) error { return p.Unplug("0") }, "gpu-lost",

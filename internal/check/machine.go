@@ -5,6 +5,7 @@ package check
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -99,7 +100,10 @@ var kinds = map[string]host.ProblemKind{
 // refused reports why NVML cannot be used, unless that problem was already found.
 func (e *checker) refused(err error) {
 	k, ok := kinds[nvml.Code(err)]
-	if !ok {
+	switch {
+	case errors.Is(err, nvml.ErrDriverTooOld):
+		k = driverTooOld
+	case !ok:
 		k = noNVML
 	}
 	if !e.has(k) {

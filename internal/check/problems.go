@@ -19,6 +19,8 @@ var (
 			"module and libraries are of one version"}
 	noNVML = host.ProblemKind{ID: "nvml-fails", Severity: host.Error,
 		Remedy: "run nvidia-smi on the node: it says the same; dmesg says why"}
+	driverTooOld = host.ProblemKind{ID: "driver-too-old", Severity: host.Error,
+		Remedy: "install a newer branch of NVIDIA's driver on the node"}
 	noPermission = host.ProblemKind{ID: "no-permission", Severity: host.Error,
 		Remedy: "run as root, in a privileged container that sees the device nodes /dev/nvidia*"}
 	noGPU = host.ProblemKind{ID: "no-gpu", Severity: host.Error,
@@ -68,7 +70,7 @@ var (
 
 // AllKinds are all problems that a check can find. docs/doctor.md describes each.
 var AllKinds = append([]host.ProblemKind{
-	noLibrary, noModule, versionMismatch, noNVML, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick, driverFiles,
-	twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
+	noLibrary, noModule, versionMismatch, noNVML, driverTooOld, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick,
+	driverFiles, twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
 	migUnreadable, noPersistence, vgpuUnlicensed,
 }, host.AllKinds...)

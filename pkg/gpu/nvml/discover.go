@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,12 +33,18 @@ const (
 	maxReadings = 3
 )
 
+// oldestDriver is the oldest branch of NVIDIA's driver that has all functions that are called without session.has.
+const oldestDriver = 470
+
+// ErrDriverTooOld means that NVIDIA's driver may lack functions that are called.
+var ErrDriverTooOld = fmt.Errorf("NVIDIA's driver is too old: R%d is the oldest that works", oldestDriver)
+
 // Discover reads all GPUs in parallel, each for at most MachineConfig.Timeout. A GPU that does not answer in time is
 // lost, and is not called again until its call has returned. The error means that nothing can be read at all. If GPUs
 // come or go meanwhile, it reads all of them again, in a new session where it can. If no GPU answers, it does so once,
 // because the driver may have been reloaded. At the end it closes the session if no events are watched and all GPUs
 // have persistence mode, so that they can be reset and the driver unloaded. Errors: driverroot.ErrNoDriver,
-// ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod old.
+// ErrDriverReplaced, ErrDriverTooOld, ErrReleased. The health of a GPU is at most healthPeriod old.
 func (m *Machine) Discover(ctx context.Context) (gpu.Discovery, error) {
 	bound := m.bus().BoundToNVIDIA()
 	anew := m.isOutdated(bound)
@@ -185,7 +192,7 @@ func (s *session) readAt(index int, sys *system, known discovered) (discovered, 
 	}
 	s.handles.Store(d.UUID, handle)
 	now := time.Now()
-	return s.withHealth(handle, discovered{device: d, links: readLinks(handle), full: now, last: now,
+	return s.withHealth(handle, discovered{device: d, links: s.readLinks(handle), full: now, last: now,
 		persistent: persistent(handle)}), nil
 }
 
@@ -215,12 +222,22 @@ func (s *session) system() (*system, error) {
 	if sys.driver, ret = s.lib.SystemGetDriverVersion(); ret != nvmllib.SUCCESS {
 		return sys, fmt.Errorf("get driver version: %w", ret)
 	}
+	if tooOld(sys.driver) {
+		return sys, fmt.Errorf("driver %s: %w", sys.driver, ErrDriverTooOld)
+	}
 	v, ret := s.lib.SystemGetCudaDriverVersion()
 	if ret != nvmllib.SUCCESS {
 		return sys, fmt.Errorf("get CUDA version: %w", ret)
 	}
 	sys.cuda = gpu.Version{Major: v / 1000, Minor: v % 1000 / 10}
 	return sys, nil
+}
+
+// tooOld reports whether NVIDIA's driver is older than oldestDriver. A version that is no number is not.
+func tooOld(version string) bool {
+	branch, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(branch)
+	return err == nil && n < oldestDriver
 }
 
 // read reads one GPU in full. Its identity and location are required, and no call may answer that it is lost; other
@@ -261,7 +278,7 @@ func (s *session) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 			d.Addresses = gpu.AddressingMode(mode)
 		}
 	}
-	d.Topology.FabricDomain = fabricDomain(handle, d.UUID)
+	d.Topology.FabricDomain = s.fabricDomain(handle, d.UUID)
 	d.ComputeMode = computeMode(handle)
 	return d, nil
 }
@@ -319,10 +336,17 @@ func (s *session) product(d gpu.Device, handle nvmllib.Device) (p gpu.Product, s
 			p.Architecture = architecture
 		}
 	}
-	cores, _ := handle.GetNumGpuCores() // an unsupported call returns 0, which means unknown
+	// An unsupported call returns 0, which means unknown. Drivers before R510 do not have two of them.
+	var cores int
+	if s.has("nvmlDeviceGetNumGpuCores") {
+		cores, _ = handle.GetNumGpuCores()
+	}
+	var busWidth uint32
+	if s.has("nvmlDeviceGetMemoryBusWidth") {
+		busWidth, _ = handle.GetMemoryBusWidth()
+	}
 	memoryClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_MEM)
 	smClock, _ = handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
-	busWidth, _ := handle.GetMemoryBusWidth()
 	p.Multiprocessors = multiprocessors(cores, p.ComputeCapability)
 	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
 	return p, smClock, nil

@@ -116,8 +116,8 @@ func (s *session) fabricProblem(handle nvmllib.Device) string {
 			return fmt.Sprintf("limited capacity, health mask %#x", info.HealthMask)
 		}
 	}
-	info, ret := handle.GetGpuFabricInfo()
-	if ret == nvmllib.SUCCESS && info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED &&
+	info, ok := s.fabricInfo(handle)
+	if ok && info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED &&
 		nvmllib.Return(info.Status) != nvmllib.SUCCESS {
 		return fmt.Sprintf("not joined: %v", nvmllib.Return(info.Status))
 	}

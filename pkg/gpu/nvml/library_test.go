@@ -4,7 +4,6 @@ package nvml_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,14 +16,14 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator"
-	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 // library counts open sessions and lookups of GPUs by UUID. Like NVIDIA's, it cannot be initialised without GPUs,
 // except with the flag for that.
 type library struct {
 	nvmllib.Interface
-	virtual, older  bool
+	virtual, older  bool     // older: as R470 is
+	version         string   // of the driver; empty: that of the profile
 	slow            *slowGPU // nil: none is
 	sessions, finds atomic.Int32
 }
@@ -59,7 +58,7 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Ret
 		d = virtualGPU{d}
 	}
 	if l.older {
-		d = olderGPU{d}
+		d = olderGPU(d)
 	}
 	if l.slow != nil {
 		d = slowGPU{d, l.slow.reasons, l.slow.ret}
@@ -67,32 +66,18 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Ret
 	return d, ret
 }
 
+func (l *library) SystemGetDriverVersion() (string, nvmllib.Return) {
+	if l.version != "" {
+		return l.version, nvmllib.SUCCESS
+	}
+	return l.Interface.SystemGetDriverVersion()
+}
+
 func (l *library) Extensions() nvmllib.ExtendedInterface {
 	if l.older {
 		return olderExtensions{l.Interface.Extensions()}
 	}
 	return l.Interface.Extensions()
-}
-
-// olderExtensions are those of a library without the newest functions.
-type olderExtensions struct{ nvmllib.ExtendedInterface }
-
-func (e olderExtensions) LookupSymbol(function string) error {
-	if function == "nvmlDeviceGetGpuFabricInfo_v4" || function == "nvmlDeviceGetCurrentClocksEventReasons" {
-		return errors.New("undefined symbol: " + function)
-	}
-	return e.ExtendedInterface.LookupSymbol(function)
-}
-
-// olderGPU is a GPU of such a library: a call of a function that it lacks ends the program.
-type olderGPU struct{ nvmllib.Device }
-
-func (olderGPU) GetGpuFabricInfo_v4() (nvmllib.GpuFabricInfo_v4, nvmllib.Return) {
-	panic("undefined symbol: nvmlDeviceGetGpuFabricInfo_v4")
-}
-
-func (olderGPU) GetCurrentClocksEventReasons() (uint64, nvmllib.Return) {
-	panic("undefined symbol: nvmlDeviceGetCurrentClocksEventReasons")
 }
 
 // virtualGPU is a vGPU in a guest.
@@ -184,22 +169,6 @@ func TestMachineWithoutGPUs(t *testing.T) {
 	}
 	if look, err := n.Discover(t.Context()); err != nil || len(look.Devices) > 0 || len(look.Broken) > 0 {
 		t.Errorf("got %v, %v, want no GPUs and no error", look, err)
-	}
-}
-
-// A library without the newest functions is asked for less.
-func TestOlderLibrary(t *testing.T) {
-	m, n, l := with(t, "dgx-h100", "", "")
-	change, err := node.ParseHealth([]string{"fabric=unhealthy", "slowdown=thermal"})
-	must(t, err)
-	must(t, m.ChangeHealth("0", change))
-	for _, l.older = range []bool{false, true} {
-		look, err := nvml.New(n.MachineConfig).Discover(t.Context())
-		must(t, err)
-		is := look.Health[look.Devices[0].UUID]
-		if got := fmt.Sprint(is.Fabric != "", is.Slowdown != ""); got != fmt.Sprint(!l.older, !l.older) {
-			t.Errorf("older %t: got an unhealthy fabric and a slowdown: %s", l.older, got)
-		}
 	}
 }
 

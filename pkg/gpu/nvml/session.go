@@ -97,7 +97,7 @@ type session struct {
 }
 
 // has reports whether the library has the function. A call of one that it lacks ends the program: the binding to it
-// fails. Functions that every supported driver has need no check.
+// fails. Those that R470 has need no check (oldestDriver).
 func (s *session) has(function string) bool { return s.lib.Extensions().LookupSymbol(function) == nil }
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is

@@ -27,7 +27,7 @@ type clique struct {
 
 // readLinks reads the links of the GPU, up to the first one to a switch, because then all lead to switches. A GPU
 // without NVLink returns errors, which mean no links.
-func readLinks(d nvmllib.Device) links {
+func (s *session) readLinks(d nvmllib.Device) links {
 	var l links
 	for link := range nvmllib.NVLINK_MAX_LINKS {
 		if state, ret := d.GetNvLinkState(link); ret != nvmllib.SUCCESS || state != nvmllib.FEATURE_ENABLED {
@@ -46,10 +46,20 @@ func readLinks(d nvmllib.Device) links {
 			l.peers = append(l.peers, peer)
 		}
 	}
-	if info, ret := d.GetGpuFabricInfo(); ret == nvmllib.SUCCESS {
+	if info, ok := s.fabricInfo(d); ok {
 		l.onFabric(info)
 	}
 	return l
+}
+
+// fabricInfo returns the state of the GPU on the NVLink fabric, and whether it is known. Drivers before R525 do not
+// have the call.
+func (s *session) fabricInfo(d nvmllib.Device) (nvmllib.GpuFabricInfo, bool) {
+	if !s.has("nvmlDeviceGetGpuFabricInfo") {
+		return nvmllib.GpuFabricInfo{}, false
+	}
+	info, ret := d.GetGpuFabricInfo()
+	return info, ret == nvmllib.SUCCESS
 }
 
 // onFabric applies the GPU's fabric state. From Hopper on, a GPU reaches no other through a switch before it has joined
@@ -123,9 +133,9 @@ func largestGroup(members []int, connected func(i, j int) bool) []int {
 
 // fabricDomain returns "<cluster UUID>.<clique>" of the multi-node NVLink fabric that the GPU has joined, or its own
 // UUID.
-func fabricDomain(d nvmllib.Device, own gpu.UUID) string {
-	info, ret := d.GetGpuFabricInfo()
-	if ret != nvmllib.SUCCESS || !joined(info) || info.ClusterUuid == [16]uint8{} {
+func (s *session) fabricDomain(d nvmllib.Device, own gpu.UUID) string {
+	info, ok := s.fabricInfo(d)
+	if !ok || !joined(info) || info.ClusterUuid == [16]uint8{} {
 		return string(own)
 	}
 	u := hex.EncodeToString(info.ClusterUuid[:])
