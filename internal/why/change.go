@@ -372,7 +372,8 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 		if f.ofClass() {
 			local, _ := remote.Local(f.slice.Spec.Driver)
 			for _, t := range f.taints {
-				if t.Key == remote.ServerLostTaint(local) { // nothing can be done with the device
+				// Nothing can be done with a device of a lost server, and others may not learn the value of the other.
+				if t.Key == remote.ServerLostTaint(local) || t.Key == cluster.PreemptionTaint {
 					continue
 				}
 				found[cluster.TaintText(t)] = t

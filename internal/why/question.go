@@ -424,7 +424,7 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 	}
 	f.taints = untolerated(f.device.Taints, *p.tolerate)
 	for _, t := range f.taints {
-		f.lose(LostTaint, cluster.TaintText(t))
+		f.lose(LostTaint, taintDetail(t))
 	}
 	if len(f.reasons) > 0 {
 		return
@@ -434,6 +434,15 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 	} else if !p.admin && len(f.group.holders) > 0 && !q.alone(f, p, f.group.holders) {
 		f.lose(LostHeld, "held by other claims")
 	}
+}
+
+// taintDetail returns the taint for people. The value of the one of a preemption is left out: whoever knows it can take
+// the devices, which are kept for a pod of perhaps another namespace.
+func taintDetail(t resourceapi.DeviceTaint) string {
+	if t.Key == cluster.PreemptionTaint {
+		return t.Key
+	}
+	return cluster.TaintText(t)
 }
 
 // alone reports whether the subrequest gets the device, and only that, while the claims hold what they hold.

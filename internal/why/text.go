@@ -198,6 +198,10 @@ func taintText(devices int, taint string) string {
 		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", plural(devices, "is", "are"), team,
 			taint)
 	}
+	if taint == cluster.PreemptionTaint {
+		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)", plural(devices, "is", "are"),
+			taint)
+	}
 	return plural(devices, "has", "have") + " the taint " + taint
 }
 

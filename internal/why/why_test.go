@@ -3,6 +3,7 @@
 package why
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -167,6 +169,28 @@ func rank(class, name, expression string) string {
 	return fmt.Sprintf("{name: %s, deviceClassName: %s, selectors: [{cel: {expression: %q}}]}", name, class, expression)
 }
 
+// With the value of the taint, anybody could take the devices that are kept for a pod.
+func TestPreemptionTaint(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+	for i, pod := range []types.UID{"secret-a", "secret-b"} {
+		s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{PreemptionToken(pod)}
+	}
+	c := claim(t, "c", gpus(""))
+	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
+	r, err := Pod(t.Context(), s, "ns", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com is kept for a " +
+		"pod that preempted others (the taint gpu.nvidia.com/preemption)"
+	if r.Cause != want || len(r.Change) > 0 {
+		t.Errorf("got the cause %q and the change %+v, want %q and none", r.Cause, r.Change, want)
+	}
+	if all, err := json.Marshal(r); err != nil || strings.Contains(string(all), "secret") {
+		t.Errorf("got %s, %v, want no value of a taint", all, err)
+	}
+}
+
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
@@ -241,6 +265,14 @@ smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvid
 		}, `
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com is kept for vision by kubectl gpu reserve (the taint gpu.nvidia.com/reserved=vision:NoSchedule)
 smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/reserved=vision:NoSchedule of the device, if this is for vision`},
+		{"a GPU that is kept for a preemption, and a sick one", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			setTaint(s, "gpu-3b-00-0")
+			s.Slices[0].Spec.Devices[1].Taints = []resourceapi.DeviceTaint{PreemptionToken("uid")}
+			return s
+		}, `
+pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com is left: 1 is kept for a pod that preempted others (the taint gpu.nvidia.com/preemption), 1 has the taint gpu.nvidia.com/xid=79:NoSchedule
+smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
 		{"a constraint", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
 				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")
