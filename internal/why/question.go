@@ -196,7 +196,7 @@ func (q *question) overQuota(w *workload, node *corev1.Node) []string {
 		}
 	}
 	for _, quota := range q.Quotas {
-		if len(want) == 0 || quota.Namespace != w.namespace() {
+		if len(want) == 0 || quota.Namespace != w.namespace() || scoped(quota) {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(quota.Status.Hard)) {
@@ -213,6 +213,32 @@ func (q *question) overQuota(w *workload, node *corev1.Node) []string {
 			}
 		}
 	}
+	return all
+}
+
+// scoped reports whether the quota counts only objects of its scopes. It never counts claims then, because no scope is
+// for them.
+func scoped(quota *corev1.ResourceQuota) bool {
+	return len(quota.Spec.Scopes) > 0 ||
+		quota.Spec.ScopeSelector != nil && len(quota.Spec.ScopeSelector.MatchExpressions) > 0
+}
+
+// scopedQuotas returns the names of the quotas with scopes that may count the extended resources of a pod that does not
+// exist yet, sorted. Only Kubernetes' own code knows whether it is of the scopes.
+func (c *index) scopedQuotas(w *workload) []string {
+	var all []string
+	for _, quota := range c.Quotas {
+		if quota.Namespace == w.namespace() && scoped(quota) && slices.ContainsFunc(w.origins, func(o origin) bool {
+			return !o.exists && slices.ContainsFunc(slices.Collect(maps.Values(o.extended)),
+				func(name corev1.ResourceName) bool {
+					_, limits := quota.Status.Hard[corev1.DefaultResourceRequestsPrefix+name]
+					return limits
+				})
+		}) {
+			all = append(all, quota.Name)
+		}
+	}
+	slices.Sort(all)
 	return all
 }
 

@@ -586,6 +586,9 @@ func (c *index) notes(w *workload) []string {
 	if w.pod == nil {
 		return all
 	}
+	if names := c.scopedQuotas(w); len(names) > 0 {
+		all = append(all, fmt.Sprintf("quotas with scopes are not considered: %s", strings.Join(names, ", ")))
+	}
 	spec := w.pod.Spec
 	if a := spec.Affinity; a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil) {
 		all = append(all, "the affinity to other pods is not considered")

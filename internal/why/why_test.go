@@ -1117,6 +1117,50 @@ func TestFitQuota(t *testing.T) {
 	}
 }
 
+// No scope is for claims, so a quota with scopes does not count them. It may count the pod that names an extended
+// resource.
+func TestFitQuotaWithScopes(t *testing.T) {
+	const classDevices = "gpu.nvidia.com.deviceclass.resource.k8s.io/devices"
+	scopes := corev1.ResourceQuotaSpec{Scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeNotTerminating}}
+	selector := corev1.ResourceQuotaSpec{ScopeSelector: &corev1.ScopeSelector{
+		MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: corev1.ResourceQuotaScopePriorityClass,
+			Operator: corev1.ScopeSelectorOpExists}}}}
+	for _, row := range []struct {
+		name     string
+		spec     corev1.ResourceQuotaSpec
+		extended bool // the pod has the extended resource, not a claim
+		resource corev1.ResourceName
+		want     Outcome
+		note     string
+	}{
+		{"a claim, and no scope", corev1.ResourceQuotaSpec{}, false, classDevices, Waits, ""},
+		{"a claim, and scopes", scopes, false, classDevices, Fits, ""},
+		{"a claim, and a selector of scopes", selector, false, "requests.nvidia.com/gpu", Fits, ""},
+		{"an extended resource, and no scope", corev1.ResourceQuotaSpec{}, true, "requests.nvidia.com/gpu", Waits, ""},
+		{"an extended resource, and a selector of scopes", selector, true, "requests.nvidia.com/gpu", Fits,
+			"quotas with scopes are not considered: q"},
+		{"an extended resource, and scopes for its class", scopes, true, classDevices, Fits, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+			p := s.Pods[0]
+			s.Pods = nil
+			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+				Spec: row.spec,
+				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{row.resource: resource.MustParse("0")}}}}
+			m := Manifest{Pods: []*corev1.Pod{p}}
+			if !row.extended {
+				m = Manifest{Claims: []*resourceapi.ResourceClaim{claim(t, "c", gpus(""))}}
+			}
+			r := Fit(t.Context(), s, m)[0]
+			if r.Outcome != row.want || strings.Join(r.Notes, "; ") != row.note {
+				t.Errorf("got %s (%s) with the notes %q, want %s with %q", r.Outcome, r.Cause, r.Notes, row.want,
+					row.note)
+			}
+		})
+	}
+}
+
 // What limits say, and requests do not, counts as the API server writes it into the pod.
 func TestFitLimits(t *testing.T) {
 	cpus := func(amount string) corev1.ResourceList {
