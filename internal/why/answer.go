@@ -14,7 +14,7 @@ import (
 type Outcome string
 
 const (
-	// Waits means that the pod or claim cannot be scheduled now.
+	// Waits means that the pod or claim cannot be scheduled now, or that the scheduler was bypassed.
 	Waits Outcome = "Waits"
 	// Fits means that nothing in the snapshot keeps it from being scheduled.
 	Fits Outcome = "Fits"

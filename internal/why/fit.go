@@ -4,6 +4,7 @@ package why
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -49,11 +50,21 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil { // of a pod that exists
 			used["claim "+pod.Namespace+"/"+extended.ResourceClaimName] = true
 		}
+		bypasses := "" // the node that the manifest names, and not the scheduler
+		if pod.UID == "" {
+			bypasses = pod.Spec.NodeName
+		}
 		pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
 		requestLimits(pod)
 		for _, of := range pod.Spec.ResourceClaims {
 			used["claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, "")] = true
 			used["template "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimTemplateName, "")] = true
+		}
+		if bypasses != "" && c.needsDevices(pod) {
+			r := newAnswer("Pod", &pod.ObjectMeta)
+			r.Outcome, r.Cause = Waits, fmt.Sprintf("pod %s would get no devices: %s", pod.Name, noScheduler(bypasses))
+			all = append(all, r)
+			continue
 		}
 		all = append(all, explainPod(ctx, c, pod))
 	}
@@ -79,6 +90,12 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		all = append(all, r)
 	}
 	return all
+}
+
+// needsDevices reports whether the scheduler would allocate devices for the pod.
+func (c *index) needsDevices(pod *corev1.Pod) bool {
+	extended, _ := c.extendedOf(pod)
+	return len(pod.Spec.ResourceClaims) > 0 || len(extended) > 0
 }
 
 // requestLimits requests what a container or the pod is limited to, as the API server does where nothing is requested.

@@ -4,6 +4,7 @@ package why
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -91,6 +93,33 @@ func namespacesOf[T metav1.Object](name string, all []T) []string {
 	}
 	slices.Sort(namespaces)
 	return namespaces
+}
+
+// bypassed says that a pod without its devices is on a node, or "". The scheduler gives no pod a node before, so
+// another program did, or the user.
+func (c *index) bypassed(pod *corev1.Pod) string {
+	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning || cluster.Finished(pod) {
+		return ""
+	}
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		missing := errors.Is(err, resourceclaim.ErrClaimNotFound) // Kubernetes generates it later
+		if err == nil && name != nil {
+			claim, ok := find(c.Claims, pod.Namespace, *name)
+			missing = ok && claim.Status.Allocation == nil
+		}
+		if missing {
+			return fmt.Sprintf("is on node %s, and its claim %s has no devices: %s", pod.Spec.NodeName,
+				pod.Spec.ResourceClaims[i].Name, noScheduler(pod.Spec.NodeName))
+		}
+	}
+	return ""
+}
+
+// noScheduler says what is wrong with spec.nodeName in a pod that needs devices, and what to write instead.
+func noScheduler(node string) string {
+	return fmt.Sprintf("spec.nodeName bypasses the scheduler, which allocates devices; write nodeSelector: {%s: %s} "+
+		"instead, and create the pod again", corev1.LabelHostname, node)
 }
 
 // unused says which claims of the pod no container can use, and which requests containers name that a claim does not

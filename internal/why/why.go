@@ -92,6 +92,12 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer,
 		ofPod.Notes = append(ofPod.Notes, fmt.Sprintf("claim %s waits for a node of pod %s", name, pod.Name))
 		return ofPod, nil
 	}
+	for _, pod := range c.Pods {
+		if pod.Namespace == namespace && uses(pod, name) && c.bypassed(pod) != "" {
+			r.Outcome, r.Cause = Waits, fmt.Sprintf("claim %s waits: pod %s %s", name, pod.Name, c.bypassed(pod))
+			return r, nil
+		}
+	}
 	w := &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{c.originOf(claim)}}
 	explain(ctx, c, w, r, "claim "+claim.Name)
 	if err := c.Unknown(cluster.Pods, namespace); err != nil {
@@ -158,6 +164,9 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 	case cluster.Finished(pod):
 		r.Outcome, r.Cause = Ended, strings.Join(slices.Concat([]string{fmt.Sprintf("%s has ended: its phase is %s",
 			subject, pod.Status.Phase)}, c.unused(pod), containerStates(pod)), "; ")
+		return r
+	case c.bypassed(pod) != "":
+		r.Outcome, r.Cause = Waits, subject+" "+c.bypassed(pod)
 		return r
 	case pod.Spec.NodeName != "":
 		r.Outcome, r.Cause = Placed, strings.Join(slices.Concat([]string{fmt.Sprintf("%s is on node %s", subject,

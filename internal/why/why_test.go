@@ -754,12 +754,15 @@ pod p has ended: its phase is Failed; no container names claim c in resources.cl
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
 			use(s.Pods[0], "c/gpus")
-			s.Pods[0].Spec.NodeName = "a"
+			s.Pods[0].Spec.NodeName, s.Pods[0].Status.Phase = "a", corev1.PodRunning
 			return s
 		}, `
 pod p is on node a; container main names the request gpus of claim c, which has only gpu; did you mean gpu?`},
 		{"a pod whose image cannot be pulled", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, t4, gpus(""))
+			s := fleet(t, t4)
+			c := claim(t, "c", gpus(""))
+			mustHold(t, s, c)
+			s.Pods = append(s.Pods, pod("p", c))
 			s.Pods[0].Spec.NodeName = "a"
 			s.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
 				Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image"}}}}
@@ -925,11 +928,26 @@ smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 2 devices i
 		}, `
 pod p has the scheduling gate example.com/quota: the scheduler ignores it until another program removes that`},
 		{"a pod that has a node", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, t4, gpus(", count: 3"))
+			s := fleet(t, t4)
+			c := claim(t, "c", gpus(""))
+			mustHold(t, s, c)
+			s.Pods = append(s.Pods, pod("p", c))
 			s.Pods[0].Spec.NodeName = "a"
 			return s
 		}, `
 pod p is on node a`},
+		{"a pod that names its node, and bypasses the scheduler", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.NodeName = "a"
+			return s
+		}, `
+pod p is on node a, and its claim c has no devices: spec.nodeName bypasses the scheduler, which allocates devices; write nodeSelector: {kubernetes.io/hostname: a} instead, and create the pod again`},
+		{"a pod that names its node, and whose claim is not generated yet", func(t *testing.T) *cluster.Snapshot {
+			s := overQuota(t, "count/pods")
+			s.Pods[0].Spec.NodeName = "a"
+			return s
+		}, `
+pod p is on node a, and its claim gpu has no devices: spec.nodeName bypasses the scheduler, which allocates devices; write nodeSelector: {kubernetes.io/hostname: a} instead, and create the pod again`},
 		{"a pod that has ended", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Status.Phase = corev1.PodSucceeded
@@ -1007,6 +1025,58 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 			all := text(t, r)
 			if got := "\n" + all; !strings.HasPrefix(got, row.want+"\n") {
 				t.Errorf("got\n%s\nwant first\n%s", got, row.want)
+			}
+		})
+	}
+}
+
+// The claim of a pod that bypasses the scheduler is not allocated, unless for another pod.
+func TestClaimOfBypassedScheduler(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+	c := claim(t, "c", gpus(""))
+	bound := pod("bound", c)
+	bound.Spec.NodeName = "a"
+	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, bound)
+	for _, row := range []struct {
+		want  string
+		other *corev1.Pod // comes then
+	}{
+		{"claim c waits: pod bound is on node a, and its claim c has no devices: spec.nodeName bypasses", pod("p", c)},
+		{"pod p fits now on 1 of 1 nodes", nil},
+	} {
+		r, err := Claim(t.Context(), s, "ns", "c")
+		if err != nil || !strings.HasPrefix(r.Cause, row.want) {
+			t.Errorf("got %v, %v, want %s", r, err, row.want)
+		}
+		s.Pods = append(s.Pods, row.other)
+	}
+}
+
+// A pod that is to be created with a node gets no devices. One that exists may have it from the scheduler.
+func TestFitNodeName(t *testing.T) {
+	c := claim(t, "c", gpus(""))
+	for _, row := range []struct {
+		name   string
+		pod    *corev1.Pod
+		exists bool
+		want   Outcome
+		cause  string
+	}{
+		{"a claim", pod("p", c), false, Waits, "pod p would get no devices: spec.nodeName bypasses the scheduler"},
+		{"an extended resource", extended(t, "", "1").Pods[0], false, Waits, "pod p would get no devices"},
+		{"no devices", pod("p"), false, Fits, "pod p fits now"},
+		{"a pod that exists", pod("p", c), true, Fits, "pod p fits now"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s.Pods = nil
+			row.pod.Spec.NodeName = "a"
+			if !row.exists {
+				row.pod.UID = ""
+			}
+			m := Manifest{Pods: []*corev1.Pod{row.pod}, Claims: []*resourceapi.ResourceClaim{c}}
+			if r := Fit(t.Context(), s, m)[0]; r.Outcome != row.want || !strings.HasPrefix(r.Cause, row.cause) {
+				t.Errorf("got %s, %s, want %s, %s", r.Outcome, r.Cause, row.want, row.cause)
 			}
 		})
 	}

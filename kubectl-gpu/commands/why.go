@@ -186,6 +186,7 @@ const attempts = 5
 
 // current returns a report that is not older than its object.
 func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*why.Answer, error) {
+	bypassed := false // the scheduler, as the attempt before says
 	for range attempts {
 		report, err := p.explain(ctx, kind, namespace, name)
 		if err != nil {
@@ -198,9 +199,16 @@ func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*wh
 		if err != nil {
 			return nil, err
 		}
-		if now.GetUID() == report.UID && now.GetResourceVersion() == report.ResourceVersion {
-			return report, nil
+		if now.GetUID() != report.UID || now.GetResourceVersion() != report.ResourceVersion {
+			continue
 		}
+		// Claims may have been read before the scheduler allocated them, and the pod after it got its node.
+		pod, ok := now.(*corev1.Pod)
+		if again := ok && pod.Spec.NodeName != "" && report.Outcome == why.Waits; again && !bypassed {
+			bypassed = true
+			continue
+		}
+		return report, nil
 	}
 	return nil, fmt.Errorf("%s/%s changed %d times while it was explained: try again", namespace, name, attempts)
 }

@@ -119,8 +119,23 @@ func TestWhy(t *testing.T) {
 			s.answers[worker] = func(w http.ResponseWriter, _ *http.Request) {
 				placed := s.Pods[0].DeepCopy()
 				placed.ResourceVersion, placed.Spec.NodeName = "2", "a"
+				placed.Status.Phase = corev1.PodRunning
 				s.Pods[0] = placed // as from now on
 				reply(w, http.StatusOK, placed)
+			}
+		}, "worker", "pod worker is on node a\n", ""},
+		{"a pod that bypasses the scheduler", func(s *apiServer) { s.Pods[0].Spec.NodeName = "a" }, "worker",
+			"pod worker is on node a, and its claim gpu has no devices: spec.nodeName bypasses the scheduler", ""},
+		{"the pod got its node after the claims were read", func(s *apiServer) {
+			held := s.Claims[0].Name
+			s.Pods[0].Spec.NodeName = "a"
+			s.Pods[0].Spec.ResourceClaims[0].ResourceClaimTemplateName = nil
+			s.Pods[0].Spec.ResourceClaims[0].ResourceClaimName = &held
+			allocation := s.Claims[0].Status.Allocation
+			s.Claims[0].Status.Allocation = nil
+			s.answers[worker] = func(w http.ResponseWriter, _ *http.Request) {
+				s.Claims[0].Status.Allocation = allocation
+				reply(w, http.StatusOK, s.Pods[0])
 			}
 		}, "worker", "pod worker is on node a\n", ""},
 		{"the pod changes all the time", func(s *apiServer) {
