@@ -22,6 +22,8 @@ type Manifest struct {
 	Pods      []*corev1.Pod
 	Claims    []*resourceapi.ResourceClaim
 	Templates []*resourceapi.ResourceClaimTemplate
+	// Namespaces are those that it has, or that could be read, by name. The others may or may not accept adminAccess.
+	Namespaces map[string]*corev1.Namespace
 }
 
 // Fit explains whether each pod of the manifest would fit on the cluster, and each claim and template that no pod of
@@ -44,7 +46,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		c.planned[claim.Namespace+"/"+claim.Name] = !exists
 	}
 	var all []*Answer
-	used := map[string]bool{}
+	used, refusals := map[string]bool{}, m.refusals(s)
 	for _, pod := range m.Pods {
 		pod = pod.DeepCopy()
 		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil { // of a pod that exists
@@ -56,9 +58,13 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		}
 		pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
 		requestLimits(pod)
+		var uses []string
 		for _, of := range pod.Spec.ResourceClaims {
-			used["claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, "")] = true
-			used["template "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimTemplateName, "")] = true
+			uses = append(uses, "claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, ""),
+				"template "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimTemplateName, ""))
+		}
+		for _, key := range uses {
+			used[key] = true
 		}
 		if bypasses != "" && c.needsDevices(pod) {
 			r := newAnswer("Pod", &pod.ObjectMeta)
@@ -66,7 +72,9 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 			all = append(all, r)
 			continue
 		}
-		all = append(all, explainPod(ctx, c, pod))
+		r := explainPod(ctx, c, pod)
+		r.refuse("pod "+pod.Name+" waits: ", refusals, uses...)
+		all = append(all, r)
 	}
 	for _, of := range m.Claims {
 		if used["claim "+of.Namespace+"/"+of.Name] {
@@ -76,6 +84,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		o := c.originOf(claim)
 		r := newAnswer("ResourceClaim", &claim.ObjectMeta)
 		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, o.label)
+		r.refuse("", refusals, "claim "+of.Namespace+"/"+of.Name)
 		all = append(all, r)
 	}
 	for _, template := range m.Templates {
@@ -87,6 +96,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		o := origin{label: label, object: "ResourceClaimTemplate " + template.Namespace + "/" + template.Name}
 		r := newAnswer("ResourceClaimTemplate", &template.ObjectMeta)
 		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, label)
+		r.refuse("", refusals, "template "+template.Namespace+"/"+template.Name)
 		all = append(all, r)
 	}
 	return all

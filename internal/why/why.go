@@ -483,6 +483,11 @@ func (q *question) explain(r *Answer, subject string) error {
 	r.Nodes.Excluded = q.excluded()
 	placements, err := q.placements(q.w)
 	if err == nil && len(placements) > 0 {
+		if request := q.monitors(placements); request != "" {
+			r.Outcome, r.Cause = Waits, fmt.Sprintf("%s waits: request %s asks for the monitor device, which gives "+
+				"every GPU of a node: it is accepted only under \"exactly\" with adminAccess: true", subject, request)
+			return nil
+		}
 		q.explainFit(r, subject, placements)
 		return nil
 	}

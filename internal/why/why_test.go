@@ -1231,6 +1231,62 @@ func TestFitQuotaWithScopes(t *testing.T) {
 	}
 }
 
+// What the API server refuses is said, if the labels of the namespace are known.
+func TestFitAdminAccess(t *testing.T) {
+	labeled := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
+		resourceapi.DRAAdminNamespaceLabelKey: "true"}}}
+	const needs = "adminAccess needs the label resource.kubernetes.io/admin-access=true of namespace ns"
+	for _, row := range []struct {
+		name        string
+		class       string // and what else the request has
+		namespace   *corev1.Namespace
+		exists      bool
+		cause, note string
+	}{
+		{"a label", "gpu.nvidia.com, adminAccess: true", labeled, false, "claim c fits now", ""},
+		{"no label", "gpu.nvidia.com, adminAccess: true", &corev1.Namespace{}, false,
+			"claim ns/c is refused: " + needs, ""},
+		{"no right to read it", "gpu.nvidia.com, adminAccess: true", nil, false, "claim c fits now",
+			needs + ", which could not be read"},
+		{"no label any more", "gpu.nvidia.com, adminAccess: true", &corev1.Namespace{}, true, "claim c fits now", ""},
+		{"no adminAccess", "gpu.nvidia.com", &corev1.Namespace{}, false, "claim c fits now", ""},
+		{"the monitor device", "monitor.gpu.nvidia.com, adminAccess: true", labeled, false, "claim c fits now", ""},
+		{"the monitor device without adminAccess", "monitor.gpu.nvidia.com", labeled, false, "claim c waits: request " +
+			"gpu asks for the monitor device, which gives every GPU of a node: it is accepted only under \"exactly\" " +
+			"with adminAccess: true", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+			class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "monitor.gpu.nvidia.com"}}
+			class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: "device.driver == 'gpu.nvidia.com' && " +
+					"device.attributes['gpu.nvidia.com'].type == 'monitor'"}}}
+			s.Classes = append(s.Classes, class)
+			c := claim(t, "c", requests("[{name: gpu, exactly: {deviceClassName: "+row.class+"}}]"))
+			if row.exists {
+				s.Claims = append(s.Claims, c)
+			}
+			m := Manifest{Claims: []*resourceapi.ResourceClaim{c},
+				Namespaces: map[string]*corev1.Namespace{"ns": row.namespace}}
+			for _, subject := range []string{"claim c ", "pod p "} {
+				r := Fit(t.Context(), s, m)
+				want := row.cause
+				if subject == "pod p " {
+					want = strings.Replace(want, "claim c ", subject, 1)
+					if strings.HasPrefix(want, "claim") {
+						want = "pod p waits: " + want
+					}
+				}
+				if len(r) != 1 || !strings.HasPrefix(r[0].Cause, want) || strings.Join(r[0].Notes, "; ") != row.note ||
+					(r[0].Outcome == Fits) != strings.Contains(want, "fits") {
+					t.Errorf("got %+v, want %s with the note %q", r[0], want, row.note)
+				}
+				m.Pods = []*corev1.Pod{pod("p", c)}
+			}
+		})
+	}
+}
+
 // What limits say, and requests do not, counts as the API server writes it into the pod.
 func TestFitLimits(t *testing.T) {
 	cpus := func(amount string) corev1.ResourceList {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -82,6 +83,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	}
 	s := why.Read(ctx, r, "", m)
 	stop()
+	readNamespaces(ctx, r.Client, &m)
 	if f.empty {
 		s = why.Empty(s)
 	}
@@ -109,6 +111,17 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	return err
 }
 
+// readNamespaces adds the namespaces that decide about adminAccess in the manifest, if they can be read.
+func readNamespaces(ctx context.Context, client kubernetes.Interface, m *why.Manifest) {
+	for _, name := range m.AdminNamespaces() {
+		if m.Namespaces[name] == nil {
+			if of, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{}); err == nil {
+				m.Namespaces[name] = of
+			}
+		}
+	}
+}
+
 // addNode adds a node of the profile.
 func addNode(s *cluster.Snapshot, f fitsOptions) error {
 	name := "new-" + f.profile
@@ -134,7 +147,7 @@ func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
 		defer opened.Close()
 		in = opened
 	}
-	var m why.Manifest
+	m := why.Manifest{Namespaces: map[string]*corev1.Namespace{}}
 	reader := yaml.NewYAMLReader(bufio.NewReader(in))
 	for {
 		document, err := reader.Read()
@@ -202,6 +215,12 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		}
 		in(&pod.ObjectMeta)
 		m.Pods = append(m.Pods, pod)
+	case kind.Kind == "Namespace" && kind.APIVersion == "v1":
+		of := &corev1.Namespace{}
+		if err := sigsyaml.Unmarshal(document, of); err != nil {
+			return err
+		}
+		m.Namespaces[of.Name] = of
 	case kind.Kind == "ResourceClaim" && kind.GroupVersionKind().Group == resourceapi.GroupName:
 		claim := &resourceapi.ResourceClaim{}
 		if err := decode(document, kind, claim); err != nil {

@@ -206,6 +206,13 @@ func TestFits(t *testing.T) {
 		{"a claim", anyClaim, nil, "claim any fits now on 1 of 1 nodes\n  a: gpu gets gpu-af-00-0\n", ""},
 		{"a claim on an empty cluster", anyClaim, []string{"--empty"},
 			"claim any fits now on 1 of 1 nodes\n  a: gpu gets gpu-3b-00-0\n", ""},
+		{"adminAccess, and the namespace lacks the label", strings.Replace(anyClaim, "deviceClassName",
+			"adminAccess: true, deviceClassName", 1), nil, "claim ml/any is refused: adminAccess needs the label " +
+			"resource.kubernetes.io/admin-access=true of namespace ml\n", "not everything fits"},
+		{"adminAccess, and a namespace with the label", "{apiVersion: v1, kind: Namespace, metadata: {name: ml, " +
+			"labels: {resource.kubernetes.io/admin-access: 'true'}}}\n---\n" + strings.Replace(anyClaim,
+			"deviceClassName", "adminAccess: true, deviceClassName", 1), nil,
+			"claim any fits now on 1 of 1 nodes\n", ""},
 		{"a template", bigTemplate, nil, "a claim of template big waits: request gpu of a claim of template big: " +
 			"none of the 2 devices of class gpu.nvidia.com has the requested capacity", "not everything fits"},
 		{"a pod, with a template of the cluster", bigPod, nil, "pod worker waits: ", "not everything fits"},

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// monitors returns the first request that would get a monitor device without adminAccess, or "". The chart's admission
+// policy refuses such a request, and the plugin its claim.
+func (q *question) monitors(placements []placement) string {
+	for _, found := range placements {
+		for _, result := range found.results {
+			for _, d := range result.Devices.Results {
+				if !ptr.Deref(d.AdminAccess, false) && q.isMonitor(d) {
+					return d.Request
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func (c *index) isMonitor(of resourceapi.DeviceRequestAllocationResult) bool {
+	for _, slice := range c.pools[cluster.PoolOfResult(of)] {
+		for _, d := range slice.Spec.Devices {
+			if d.Name == of.Device {
+				return ptr.Deref(d.Attributes["type"].StringValue, "") == string(gpu.TypeMonitor)
+			}
+		}
+	}
+	return false
+}
+
+// refusal is why the API server refuses a claim or a template of a manifest, or may do so.
+type refusal struct {
+	cause string // "": it may accept the object
+	note  string
+}
+
+// admins returns the namespaces of the claims and templates that ask for adminAccess, by the kind and the name of each.
+func (m *Manifest) admins() map[string]string {
+	all := map[string]string{}
+	add := func(key, namespace string, claim *resourceapi.ResourceClaim) {
+		if slices.ContainsFunc(subrequestsOf(claim), func(p subrequest) bool { return p.admin }) {
+			all[key] = namespace
+		}
+	}
+	for _, claim := range m.Claims {
+		add("claim "+claim.Namespace+"/"+claim.Name, claim.Namespace, claim)
+	}
+	for _, template := range m.Templates {
+		add("template "+template.Namespace+"/"+template.Name, template.Namespace, claimOf(template, template.Name))
+	}
+	return all
+}
+
+// AdminNamespaces returns the namespaces whose label decides about adminAccess in the manifest, sorted.
+func (m *Manifest) AdminNamespaces() []string {
+	return slices.Compact(slices.Sorted(maps.Values(m.admins())))
+}
+
+// refusals returns what the API server refuses, or may refuse, for want of the label for adminAccess. What exists has
+// passed.
+func (m *Manifest) refusals(s *cluster.Snapshot) map[string]refusal {
+	all := map[string]refusal{}
+	for key, namespace := range m.admins() {
+		needs := fmt.Sprintf("adminAccess needs the label %s=true of namespace %s",
+			resourceapi.DRAAdminNamespaceLabelKey, namespace)
+		of := m.Namespaces[namespace]
+		switch {
+		case of == nil:
+			all[key] = refusal{note: needs + ", which could not be read"}
+		case of.Labels[resourceapi.DRAAdminNamespaceLabelKey] != "true":
+			all[key] = refusal{cause: key + " is refused: " + needs}
+		}
+	}
+	for _, claim := range s.Claims {
+		delete(all, "claim "+claim.Namespace+"/"+claim.Name)
+	}
+	for _, template := range s.Templates {
+		delete(all, "template "+template.Namespace+"/"+template.Name)
+	}
+	return all
+}
+
+// refuse says why the API server refuses one of the objects, or may do so. Where it refuses one, nothing else matters.
+// The cause begins with that text.
+func (r *Answer) refuse(begins string, refusals map[string]refusal, keys ...string) {
+	for _, key := range keys {
+		of := refusals[key]
+		if of.note != "" {
+			r.Notes = append(r.Notes, of.note)
+		}
+		if of.cause != "" {
+			*r = Answer{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.UID,
+				ResourceVersion: r.ResourceVersion, Outcome: Waits, Cause: begins + of.cause,
+				Search: Search{Complete: true}}
+			return
+		}
+	}
+}
