@@ -1216,7 +1216,7 @@ func TestFitQuotaWithScopes(t *testing.T) {
 			p := s.Pods[0]
 			s.Pods = nil
 			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
-				Spec: row.spec,
+				Spec:   row.spec,
 				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{row.resource: resource.MustParse("0")}}}}
 			m := Manifest{Pods: []*corev1.Pod{p}}
 			if !row.extended {
