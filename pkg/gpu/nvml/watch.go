@@ -199,16 +199,24 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("create event set: %w", ret)
 	}
-	watched, err := m.register(ctx, s, set, version)
-	if !errors.Is(err, ErrNoAnswer) { // that call still uses the set
-		defer func() { _ = set.Free() }()
-	}
-	if !watched && err != nil {
+	watched := map[int]gpu.UUID{}
+	err, tried := m.register(ctx, s, set, version, watched), time.Now()
+	hung := errors.Is(err, ErrNoAnswer)
+	defer func() {
+		if !hung { // or else that call may still use the set
+			_ = set.Free()
+		}
+	}()
+	if len(watched) == 0 && err != nil {
 		return err
 	}
 	for m.known.changes() == version {
 		if ctx.Err() != nil || !m.watch.stays() || m.retired(s) {
 			return errLeft
+		}
+		if err != nil && time.Since(tried) >= maxReopenPeriod { // in this session: a new one would miss events
+			err, tried = m.register(ctx, s, set, version, watched), time.Now()
+			hung = hung || errors.Is(err, ErrNoAnswer)
 		}
 		data, ret := set.Wait(uint32(m.eventWait().Milliseconds()))
 		switch ret {
@@ -225,23 +233,27 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 	return nil
 }
 
-// register registers the events of all GPUs with the set, and reports whether there are any. A GPU that does not answer
-// is left out. Error: the first one, ErrNoAnswer if there is one.
-func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet, version int) (any bool,
-	failed error) {
+// register registers the events of all GPUs with the set, but those that are watched already, by NVML's index. It adds
+// to them. A GPU that does not answer is left out. Error: the first one, ErrNoAnswer if there is one.
+func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet, version int,
+	watched map[int]gpu.UUID) (failed error) {
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
-		return false, fmt.Errorf("count GPUs: %w", ret)
+		return fmt.Errorf("count GPUs: %w", ret)
 	}
 	gpus := map[gpu.UUID]string{}
 	for i := range count {
+		if id, done := watched[i]; done {
+			gpus[id] = ""
+			continue
+		}
 		m.watch.stays()
 		_, about := m.known.at(i)
 		ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 		id, err := wait(ctx, &m.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
 		cancel()
 		if err == nil {
-			gpus[id], any = "", true
+			gpus[id], watched[i] = "", id
 			continue
 		}
 		gpus[about] = err.Error()
@@ -250,7 +262,7 @@ func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet
 		}
 	}
 	m.watch.began(gpus, version)
-	return any, failed
+	return failed
 }
 
 func (s *session) registerAt(index int, set nvmllib.EventSet) (gpu.UUID, error) {

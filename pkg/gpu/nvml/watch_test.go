@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -236,6 +237,73 @@ func TestWithoutEvents(t *testing.T) {
 	must(t, w.machine.Plug("0"))
 	w.reason(1, "error_not_supported")
 	w.reason(0, "")
+}
+
+// A GPU whose events could not be registered is tried again in the same session, so that no event of another is missed.
+func TestEventsAreRegisteredAgain(t *testing.T) {
+	const ok = nvmllib.SUCCESS
+	for _, row := range []struct {
+		name  string
+		first func() nvmllib.Return // what becomes of the first registration of GPU-1
+	}{
+		{"it fails", func() nvmllib.Return { return nvmllib.ERROR_UNKNOWN }},
+		{"it takes long", func() nvmllib.Return { time.Sleep(time.Minute); return nvmllib.ERROR_UNKNOWN }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registered, sessions := [2]atomic.Int32{}, 0
+				handles := [2]*mock.Device{}
+				for i := range handles {
+					handles[i] = &mock.Device{
+						GetUUIDFunc: func() (string, nvmllib.Return) { return fmt.Sprintf("GPU-%d", i), ok },
+						GetSupportedEventTypesFunc: func() (uint64, nvmllib.Return) {
+							return nvmllib.EventTypeXidCriticalError, ok
+						},
+						RegisterEventsFunc: func(uint64, nvmllib.EventSet) nvmllib.Return {
+							if registered[i].Add(1) == 1 && i == 1 {
+								return row.first()
+							}
+							return ok
+						},
+					}
+				}
+				set := &mock.EventSet{
+					WaitFunc: func(milliseconds uint32) (nvmllib.EventData, nvmllib.Return) {
+						if registered[1].Load() == 2 {
+							return nvmllib.EventData{Device: handles[1], EventType: nvmllib.EventTypeXidCriticalError,
+								EventData: 79}, ok
+						}
+						time.Sleep(time.Duration(milliseconds) * time.Millisecond)
+						return nvmllib.EventData{}, nvmllib.ERROR_TIMEOUT
+					},
+					FreeFunc: func() nvmllib.Return { return ok },
+				}
+				n, err := nvml.Open(nvml.MachineConfig{Sysfs: t.TempDir(), Library: &mock.Interface{
+					InitWithFlagsFunc:  func(uint32) nvmllib.Return { return ok },
+					ShutdownFunc:       func() nvmllib.Return { return ok },
+					DeviceGetCountFunc: func() (int, nvmllib.Return) { return len(handles), ok },
+					DeviceGetHandleByIndexFunc: func(i int) (nvmllib.Device, nvmllib.Return) {
+						return handles[i], ok
+					},
+					EventSetCreateFunc: func() (nvmllib.EventSet, nvmllib.Return) { sessions++; return set, ok },
+				}})
+				must(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // of the test's own clock
+				defer cancel()
+				got := "nothing"
+				n.Watch(ctx, func(e gpu.Event) {
+					got = fmt.Sprintf("%s %d of %s", e.Kind, e.XID, e.GPU)
+					cancel()
+				})
+				if want := "XID 79 of GPU-1"; got != want {
+					t.Errorf("got %s, want %s", got, want)
+				}
+				if a, b := registered[0].Load(), registered[1].Load(); a != 1 || b != 2 || sessions != 1 {
+					t.Errorf("got %d and %d registrations in %d sessions, want 1 and 2 in one", a, b, sessions)
+				}
+			})
+		})
+	}
 }
 
 // waitLibrary notes how long the calls for events are to wait.
