@@ -16,8 +16,10 @@ func TestRetain(t *testing.T) {
 	inv := func(names string) inventory.Inventory {
 		var devices []gpu.Device
 		for i, name := range strings.Fields(names) {
-			name, lost := strings.CutSuffix(name, "!")
-			devices = append(devices, gpu.Device{Name: name, PCI: gpu.PCIAddress{Bus: name[0]}, Lost: lost, Index: i})
+			name, silent := strings.CutSuffix(name, "?")
+			name, gone := strings.CutSuffix(name, "!")
+			devices = append(devices, gpu.Device{Name: name, PCI: gpu.PCIAddress{Bus: name[0]}, Lost: silent || gone,
+				Gone: gone, Index: i})
 		}
 		return inventory.New(devices)
 	}
@@ -31,13 +33,20 @@ func TestRetain(t *testing.T) {
 		{"a lost GPU is removed after its release", "a", "a b!", "", "a"},
 		{"a lost GPU that returns is healthy", "a b", "a b!", "b", "a b"},
 		{"a new GPU is added", "a b c", "a b", "", "a b c"},
+		{"a GPU that does not answer is not gone", "a b?", "a b", "", "a b?"},
+		{"it is gone when NVML says so", "a b!", "a b?", "", "a b!"},
+		{"it is gone when NVML does not list it", "a", "a b?", "b", "a b!"},
+		{"what is gone stays so until it answers", "a b?", "a b!", "", "a b!"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			held := func(device string) bool { return strings.Contains(row.held, device) }
 			var got []string
 			for _, d := range inv(row.found).Retain(inv(row.known), held) {
-				if d.Lost {
+				switch {
+				case d.Gone:
 					d.Name += "!"
+				case d.Lost:
+					d.Name += "?"
 				}
 				got = append(got, d.Name)
 			}

@@ -183,7 +183,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 		answers, ok := known.Health[d.UUID]
 		was, had := last.GPUs.FindUUID(d.UUID)
 		// A GPU that was in a virtual machine has been reset. Without a reset, NVIDIA's driver still asks for one.
-		if back := was.Lost || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {
+		if back := was.Lost && was.Gone || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {
 			changed = append(changed, m.state.Reset(now, d.UUID, m.policy)...)
 			m.dirty = true // also if nothing ends yet
 		}

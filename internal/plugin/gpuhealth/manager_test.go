@@ -323,16 +323,23 @@ func TestTaints(t *testing.T) {
 		}, "gpu-1: gpu-lost=:NoExecute since 0s"},
 		{"a lost GPU is back", health.Policy{}, func(n *testNode) {
 			n.xid("GPU-1", 79, 48)
-			n.found.GPUs[1].Lost = true
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = true, true
 			n.look()
-			n.found.GPUs[1].Lost = false
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = false, false
 			n.answer("GPU-1", gpu.Health{})
 		}, "gpu-1: xid=79:NoSchedule since 0s"},
-		{"a lost GPU is back and needs a reset", health.Policy{}, func(n *testNode) {
+		{"a silent GPU answers again", health.Policy{}, func(n *testNode) {
 			n.xid("GPU-1", 48)
 			n.found.GPUs[1].Lost = true
 			n.look()
 			n.found.GPUs[1].Lost = false
+			n.answer("GPU-1", gpu.Health{})
+		}, "gpu-1: xid=48:NoSchedule since 0s"},
+		{"a lost GPU is back and needs a reset", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 48)
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = true, true
+			n.look()
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = false, false
 			n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryReset})
 		}, "gpu-1: unhealthy=RecoveryActionReset:NoSchedule since 0s, xid=48:NoSchedule since 0s"},
 		{"a GPU without events, with partitions", health.Policy{}, func(n *testNode) {
@@ -589,10 +596,10 @@ func TestLossesWithAnXID(t *testing.T) {
 	began := map[time.Time]bool{}
 	for range 30 {
 		n.xid("GPU-1", 79)
-		n.found.GPUs[1].Lost = true
+		n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = true, true
 		n.look()
 		n.pass(10 * time.Second)
-		n.found.GPUs[1].Lost = false
+		n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = false, false
 		n.look()
 		for _, taints := range n.Taints(n.found.Published) {
 			for _, taint := range taints {

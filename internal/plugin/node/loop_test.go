@@ -132,6 +132,53 @@ func TestARemovedGPUIsForgotten(t *testing.T) {
 	}
 }
 
+// A GPU that answers after a loss has been reset if NVML had lost it, also when the plugin was started again meanwhile.
+// One that was only silent has not, nor is that known of one that an earlier version of the driver saved as lost.
+func TestAGPUAnswersAfterARestart(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		gone    bool
+		earlier bool // devices.json is of a version that saved only that the GPU was lost
+		stays   bool // the XID
+	}{
+		{"NVML had lost it", true, false, false},
+		{"it was silent", false, false, true},
+		{"an earlier version says that it was lost", true, true, true},
+	} {
+		l := newTestNode(t)
+		l.hold("a", "gpu-1") // of one that nobody holds, it would wait for the removal
+		look := func() {
+			t.Helper()
+			if err := l.look(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		look()
+		l.turn(t.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: time.Now()})
+		l.devices[1].Lost, l.devices[1].Gone = true, tt.gone
+		look()
+		l.state.health.Save(t.Context(), l.now())
+		if tt.earlier {
+			saved := saved(l.Dir)
+			for i := range saved {
+				saved[i].Gone = false
+			}
+			if err := save(l.Dir, saved); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.restart(l.Options)
+		l.devices[1].Gone = false // what NVML has said is on disk only
+		look()
+		l.devices[1].Lost = false
+		look()
+		got := fmt.Sprint(taintsOf(l.published))
+		if strings.Contains(got, inventory.TaintXID) != tt.stays {
+			t.Errorf("%s: got taints %s, want that of the XID: %t", tt.name, got, tt.stays)
+		}
+	}
+}
+
 // A discovery that is asked for while one is under way follows it at once. Meanwhile events are handled.
 func TestADiscoveryFollowsAnother(t *testing.T) {
 	l := newTestNode(t)

@@ -134,6 +134,7 @@ func (m *Machine) readAll(ctx context.Context, sys *system) gpu.Discovery {
 		}
 		if errs[i] != nil {
 			look.Broken = append(look.Broken, fmt.Errorf("GPU %d: %w", i, errs[i]))
+			r.device.Gone = needsReset(errs[i])
 			silent = append(silent, r.device)
 			continue
 		}

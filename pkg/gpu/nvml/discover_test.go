@@ -141,6 +141,9 @@ func TestDiscoverWithBrokenGPU(t *testing.T) {
 			if len(devices) != 2 || !devices[0].Lost || devices[0].Name != "gpu-3b-00-0" || devices[1].Lost {
 				t.Errorf("got %v, want GPU 0 as lost, at its place", devices)
 			}
+			if !devices[0].Gone {
+				t.Error("NVML has said that it is lost, but it counts as silent")
+			}
 			if len(broken) != 1 || !strings.Contains(broken[0].Error(), row.want) {
 				t.Errorf("got %v, want one error with %q", broken, row.want)
 			}

@@ -135,7 +135,7 @@ func TestHangingGPU(t *testing.T) {
 	look, err := n.Discover(t.Context()) // which does not take an hour
 	must(t, err)
 	if len(look.Broken) != 1 || !errors.Is(look.Broken[0], nvml.ErrNoAnswer) || !look.Devices[0].Lost ||
-		look.Devices[0].UUID != sick.UUID {
+		look.Devices[0].Gone || look.Devices[0].UUID != sick.UUID {
 		t.Fatalf("got %v, %v", look.Devices[0], look.Broken)
 	}
 	if was, is := look.Answered[sick.UUID], look.Answered[healthy.UUID]; look.Devices[1].Lost ||
