@@ -48,6 +48,8 @@ type Health struct {
 	PagesPending bool
 	// LinksUp are the active NVLinks; nil: unknown, as in MIG mode, which switches NVLink off.
 	LinksUp []int
+	// LinkPeers are the GPUs at the other ends of active NVLinks, by link. A link to a switch has none.
+	LinkPeers map[int]PCIAddress
 	// Fabric says what is wrong with the GPU's registration with the NVLink fabric; empty: nothing.
 	Fabric string
 	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.

@@ -5,6 +5,7 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,8 @@ type State struct {
 	Conditions []Condition `json:"conditions,omitempty"`
 	// Links are the NVLinks of each GPU that have been active. One of them that is not is down.
 	Links map[gpu.UUID][]int `json:"links,omitempty"`
+	// Peers are the GPUs at the other ends of those that lead to no switch, by link.
+	Peers map[gpu.UUID]map[int]gpu.PCIAddress `json:"peers,omitempty"`
 	// AER are the PCIe errors of each GPU at the last look.
 	AER map[gpu.UUID]AERCount `json:"aer,omitempty"`
 }
@@ -206,11 +209,12 @@ type Policies func(gpu.UUID) Policy
 
 // Answered records what the GPU answers about itself: conditions that it can be asked about begin and end. If the
 // driver says that the GPU needs no recovery, conditions that wait for one end too, unless an administrator has changed
-// what ends them.
-func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Health, policies Policies) []Condition {
+// what ends them. linked reports whether a GPU had its NVLinks on when this one was asked.
+func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Health, linked func(gpu.PCIAddress) bool,
+	policies Policies) []Condition {
 	var changed []Condition
 	wrong := problems(is)
-	if down := s.linksDown(id, is.LinksUp); len(down) > 0 {
+	if down := s.linksDown(id, is, linked); len(down) > 0 {
 		wrong = append(wrong, problem{NVLinkDown, "links " + join(down)})
 	}
 	for _, p := range wrong {
@@ -289,26 +293,49 @@ func (s *State) Elapsed(now time.Time, policies Policies) []Condition {
 // again.
 func (s *State) Clear(now time.Time, id gpu.UUID) []Condition {
 	delete(s.Links, id)
+	delete(s.Peers, id)
 	return s.end(now, EndCleared, func(c Condition) bool { return c.GPU == id })
 }
 
-// linksDown returns the NVLinks of the GPU that have been active and are not. It remembers those that are.
-func (s *State) linksDown(id gpu.UUID, up []int) (down []int) {
-	if up == nil {
+// linksDown returns the NVLinks of the GPU that have been active and are not, except for those to a GPU that is not
+// linked. It remembers all links while each of them is active.
+func (s *State) linksDown(id gpu.UUID, is gpu.Health, linked func(gpu.PCIAddress) bool) (down []int) {
+	if is.LinksUp == nil {
 		return nil
 	}
+	all := len(is.LinksUp) > 0
 	for _, link := range s.Links[id] {
-		if !slices.Contains(up, link) {
+		if slices.Contains(is.LinksUp, link) {
+			continue
+		}
+		all = false
+		if peer, direct := s.Peers[id][link]; !direct || linked(peer) {
 			down = append(down, link)
 		}
 	}
-	if len(down) == 0 && len(up) > 0 {
-		if s.Links == nil {
-			s.Links = map[gpu.UUID][]int{}
-		}
-		s.Links[id] = up
+	if all {
+		s.remember(id, is, linked)
 	}
 	return down
+}
+
+// remember remembers the active NVLinks of the GPU, and the GPUs at their ends. In a virtual machine, NVML may name
+// addresses that the machine does not have.
+func (s *State) remember(id gpu.UUID, is gpu.Health, linked func(gpu.PCIAddress) bool) {
+	peers := maps.Clone(is.LinkPeers)
+	maps.DeleteFunc(peers, func(link int, peer gpu.PCIAddress) bool {
+		return s.Peers[id][link] != peer && !linked(peer)
+	})
+	if s.Links == nil {
+		s.Links = map[gpu.UUID][]int{}
+	}
+	if s.Peers == nil {
+		s.Peers = map[gpu.UUID]map[int]gpu.PCIAddress{}
+	}
+	s.Links[id], s.Peers[id] = is.LinksUp, peers
+	if len(peers) == 0 {
+		delete(s.Peers, id)
+	}
 }
 
 // end ends the active conditions that match.

@@ -28,8 +28,11 @@ type machine struct {
 	State
 	bootID string
 	policy Policy
+	off    map[uint8]bool // GPUs whose NVLinks are off, by PCI bus
 	log    []string
 }
+
+func (m *machine) linked(at gpu.PCIAddress) bool { return !m.off[at.Bus] }
 
 // play runs a script: steps that begin with their time, and are separated by ";".
 //
@@ -38,6 +41,7 @@ type machine struct {
 //	count FATAL NONFATAL  the PCIe errors that the kernel has counted
 //	lapse, reset, clear   Elapsed, Reset, Clear
 //	boot ID               the machine starts again
+//	off BUS, on BUS       the GPU with the PCI bus goes to a virtual machine or into MIG mode, and is back
 func (m *machine) play(script string) {
 	m.Helper()
 	for step := range strings.SplitSeq(script, ";") {
@@ -55,7 +59,7 @@ func (m *machine) play(script string) {
 			}
 			changed = m.See(now, m.bootID, about, Cause(args[0]), "")
 		case "answer":
-			changed = m.Answered(now, m.bootID, "GPU-0", m.health(now, args), policies)
+			changed = m.Answered(now, m.bootID, "GPU-0", m.health(now, args), m.linked, policies)
 		case "count":
 			changed = m.Counted(now, m.bootID, "GPU-0", gpu.AER{Fatal: uint64(m.number(args[0])),
 				Nonfatal: uint64(m.number(args[1]))})
@@ -65,6 +69,11 @@ func (m *machine) play(script string) {
 			changed = m.Reset(now, "GPU-0", policies)
 		case "clear":
 			changed = m.Clear(now, "GPU-0")
+		case "off", "on":
+			if m.off == nil {
+				m.off = map[uint8]bool{}
+			}
+			m.off[uint8(m.number(args[0]))] = verb == "off"
 		case "boot":
 			m.bootID = args[0]
 			changed = m.Booted(now, m.bootID, policies)
@@ -96,7 +105,8 @@ func change(c Condition) string {
 	return text
 }
 
-// health reads what a GPU answers: "None", "Reset", "rows", "hot", "links=0,1", "links=".
+// health reads what a GPU answers: "None", "Reset", "rows", "hot", "links=0,1", "links=", and "links=0@7", which leads
+// to the GPU with PCI bus 7.
 func (m *machine) health(now time.Time, words []string) gpu.Health {
 	m.Helper()
 	is := gpu.Health{At: now}
@@ -104,10 +114,14 @@ func (m *machine) health(now time.Time, words []string) gpu.Health {
 		links, ok := strings.CutPrefix(words[i], "links=")
 		switch {
 		case ok:
-			is.LinksUp = []int{}
+			is.LinksUp, is.LinkPeers = []int{}, map[int]gpu.PCIAddress{}
 			for link := range strings.SplitSeq(links, ",") {
+				link, peer, direct := strings.Cut(link, "@")
 				if link != "" {
 					is.LinksUp = append(is.LinksUp, m.number(link))
+				}
+				if direct {
+					is.LinkPeers[m.number(link)] = gpu.PCIAddress{Bus: uint8(m.number(peer))}
 				}
 			}
 		case words[i] == "healthy":
@@ -282,6 +296,22 @@ func TestNVLinks(t *testing.T) {
 		{"a person accepts the links that are up",
 			"0s answer links=0,1; 1m answer links=0; 2m clear; 3m answer links=0",
 			"1m NVLinkDown began (links 1)\n2m NVLinkDown ended (cleared)"},
+		{"the peer goes to a virtual machine, three times", "0s answer links=0@7,1@7; " +
+			"1m off 7; 1m answer links=; 2m answer links=; 3m on 7; 3m answer links=0@7,1@7; " +
+			"4m off 7; 4m answer links=; 5m on 7; 5m answer links=0@7,1@7; 6m off 7; 6m answer links=", ""},
+		{"a link to an ordinary peer breaks", "0s answer links=0@7,1@7; 1m answer links=0@7",
+			"1m NVLinkDown began (links 1)"},
+		{"and one to a switch", "0s answer links=0,1; 1m off 7; 1m answer links=0", "1m NVLinkDown began (links 1)"},
+		{"a link to one peer breaks while another is in a virtual machine", "0s answer links=0@7,1@8; " +
+			"1m off 8; 1m answer links=", "1m NVLinkDown began (links 0)"},
+		{"a link is broken when the peer is back", "0s answer links=0@7,1@7; 1m off 7; 1m answer links=; " +
+			"2m on 7; 2m answer links=0@7", "2m NVLinkDown began (links 1)"},
+		{"the peer goes while a link is down", "0s answer links=0@7; 1m answer links=; 2m off 7; 2m answer links=",
+			"1m NVLinkDown began (links 0)\n2m NVLinkDown ended (healthy again)"},
+		{"links whose ends an earlier version did not save", "0s answer links=0; 1m answer links=0@7; 2m off 7; " +
+			"2m answer links=", ""},
+		{"an address that the machine does not have", "0s off 7; 0s answer links=0@7; 1m answer links=",
+			"1m NVLinkDown began (links 0)"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			m := &machine{T: t}
@@ -390,7 +420,7 @@ func TestAnXIDEachMinute(t *testing.T) {
 				began += len(m.See(now, "a", Subject{GPU: "GPU-0"}, cause, ""))
 			}
 			policies := func(gpu.UUID) Policy { return Policy{} }
-			m.Answered(now, "a", "GPU-0", gpu.Health{At: now, RecoveryAction: gpu.RecoveryNone}, policies)
+			m.Answered(now, "a", "GPU-0", gpu.Health{At: now, RecoveryAction: gpu.RecoveryNone}, nil, policies)
 			m.Elapsed(now, policies)
 		}
 		if began > 3 {
@@ -487,7 +517,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 func TestJSONRoundTrip(t *testing.T) {
 	m := &machine{T: t, bootID: "a"}
-	m.play("0s see XID95 2; 0s see XID31; 10m lapse; 10m answer links=0,1; 11m answer links=1 Reset")
+	m.play("0s see XID95 2; 0s see XID31; 10m lapse; 10m answer links=0,1@7; 11m answer links=1 Reset")
 	data, err := json.Marshal(m.State)
 	if err != nil {
 		t.Fatal(err)

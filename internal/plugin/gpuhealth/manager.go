@@ -65,6 +65,7 @@ type Manager struct {
 	released string                 // why NVML is closed; empty: it is not
 	unread   string                 // why no GPU can be read; empty: they were read last time
 	drains   map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
+	linked   linked                 // nil: before the first discovery
 	asked    time.Time              // when an event last asked for a discovery
 	saved    time.Time
 	dirty    bool // the state has changed since it was saved
@@ -159,11 +160,12 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 	now := at.Now
 	m.clamp(now)
 	m.merge(ctx, at)
-	last, links, counted := m.known, maps.Clone(m.state.Links), maps.Clone(m.state.AER)
+	last, counted := m.known, maps.Clone(m.state.AER)
+	links, peers := maps.Clone(m.state.Links), maps.Clone(m.state.Peers)
 	if known.Policies == nil {
 		known.Policies = last.Policies
 	}
-	m.known = known
+	m.known, m.linked = known, m.linked.next(now, known.GPUs)
 	if m.unread != "" {
 		m.unread = ""
 		m.taintsChanged()
@@ -188,13 +190,15 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			m.dirty = true // also if nothing ends yet
 		}
 		if ok {
-			changed = append(changed, m.state.Answered(now, m.bootID, d.UUID, answers, m.policy)...)
+			changed = append(changed, m.state.Answered(now, m.bootID, d.UUID, answers,
+				m.linked.before(answers.At), m.policy)...)
 		}
 		if len(m.state.Of(d)) > 0 { // its recovery is noticed at the next discovery
 			m.actions.Recheck = append(m.actions.Recheck, d.UUID)
 		}
 	}
-	if !maps.EqualFunc(links, m.state.Links, slices.Equal) || !maps.Equal(counted, m.state.AER) {
+	if !maps.EqualFunc(links, m.state.Links, slices.Equal) || !maps.Equal(counted, m.state.AER) ||
+		!maps.EqualFunc(peers, m.state.Peers, maps.Equal) {
 		m.dirty = true
 	}
 	if !sameGPUs(last, known) {
@@ -202,6 +206,35 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 	}
 	m.changed(ctx, now, changed)
 	m.release(ctx, now)
+}
+
+// linked has the GPUs whose NVLinks are on, and the discovery that found them so: the zero time if the first one did. A
+// GPU in MIG mode or bound to vfio-pci has them off, so those that lead to it are inactive at their other ends too. One
+// that is lost counts as linked: its links have failed with it.
+type linked map[gpu.PCIAddress]time.Time
+
+// next returns the GPUs that are linked now.
+func (l linked) next(now time.Time, gpus inventory.Inventory) linked {
+	all := linked{}
+	for _, d := range gpus {
+		if d.MovedTo != "" || d.MIG.Enabled || d.InVM() {
+			continue
+		}
+		since, known := l[d.PCI]
+		if !known && l != nil {
+			since = now
+		}
+		all[d.PCI] = since
+	}
+	return all
+}
+
+// before reports whether a GPU was linked before then. An older answer may be of a time when its links were off.
+func (l linked) before(then time.Time) func(gpu.PCIAddress) bool {
+	return func(at gpu.PCIAddress) bool {
+		since, ok := l[at]
+		return ok && since.Before(then)
+	}
 }
 
 // policy returns the rules of the administrator for the GPU.

@@ -618,6 +618,48 @@ func TestLossesWithAnXID(t *testing.T) {
 	n.wantTaints("a day later", "")
 }
 
+// TestLinksToAGPUThatIsAway: a bridge connects two GPUs. While one is in a virtual machine, in MIG mode or taken out,
+// the links of the other one are inactive, and not down. A link that does not come back with it is.
+func TestLinksToAGPUThatIsAway(t *testing.T) {
+	for name, away := range map[string]func(n *testNode){
+		"in a virtual machine": func(n *testNode) { n.found.GPUs[0].VFIO = &gpu.VFIO{Bound: true} },
+		"in MIG mode":          func(n *testNode) { n.found.GPUs[0].MIG.Enabled = true },
+		"taken out":            func(n *testNode) { n.found.GPUs = n.found.GPUs[1:] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t)
+			n.found.GPUs[0].MIG.Enabled = false
+			n.look()
+			pair := slices.Clone(n.found.GPUs)
+			up := gpu.Health{LinksUp: []int{0, 1}, LinkPeers: map[int]gpu.PCIAddress{0: pair[0].PCI, 1: pair[0].PCI}}
+			for when, restart := range []bool{false, true, false} {
+				n.pass(time.Minute)
+				n.answer("GPU-1", up)
+				away(n)
+				n.pass(time.Minute)
+				n.answer("GPU-1", gpu.Health{LinksUp: []int{}})
+				if restart {
+					n.flush()
+					n.restart(n.dir, "a")
+					n.answer("GPU-1", gpu.Health{LinksUp: []int{}})
+				}
+				n.wantTaints(fmt.Sprint("away, ", when), "")
+				n.found.GPUs = slices.Clone(pair)
+				n.pass(time.Second)
+				n.look() // the last answer of GPU-1 is from before
+				n.wantTaints(fmt.Sprint("back, ", when), "")
+			}
+			n.wantEvents("no link was down", "")
+			n.pass(time.Minute)
+			n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
+			n.wantEvents("a link is down", "node Warning: GPUUnhealthy")
+			for _, c := range n.state.Conditions {
+				n.want("it has not come back", c.Cause == health.NVLinkDown && c.Detail == "links 1" && c.Returns == 0)
+			}
+		})
+	}
+}
+
 // TestGPUThatHasMovedOnTheBus: after a reboot with one card more, a healthy GPU has another name. A claim holds the
 // former one, so it stays in the inventory, as lost.
 func TestGPUThatHasMovedOnTheBus(t *testing.T) {

@@ -43,8 +43,12 @@ func (s *session) withHealth(handle nvmllib.Device, r discovered) discovered {
 
 // health asks the GPU for its health. What a GPU does not support is healthy.
 func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
-	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), LinksUp: linksUp(handle, d),
-		Fabric: s.fabricProblem(handle), Slowdown: s.slowdown(handle)}
+	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), Fabric: s.fabricProblem(handle),
+		Slowdown: s.slowdown(handle)}
+	if h.LinksUp = linksUp(handle, d); s.known.anySwitching() { // its peers lose their links before its mode is known
+		h.LinksUp = nil
+	}
+	h.LinkPeers = linkPeers(handle, h.LinksUp)
 	_, _, pending, failed, ret := handle.GetRemappedRows()
 	h.RowsUnknown = ret != nvmllib.SUCCESS
 	if !h.RowsUnknown {
@@ -101,6 +105,25 @@ func linksUp(handle nvmllib.Device, d gpu.Device) []int {
 		}
 	}
 	return up
+}
+
+// linkPeers returns the GPUs at the other ends of the NVLinks. If one leads to a switch, all do.
+func linkPeers(handle nvmllib.Device, active []int) map[int]gpu.PCIAddress {
+	peers := map[int]gpu.PCIAddress{}
+	for _, link := range active {
+		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
+		if ret == nvmllib.SUCCESS && kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
+			break
+		}
+		if ret != nvmllib.SUCCESS || kind != nvmllib.NVLINK_DEVICE_TYPE_GPU {
+			continue
+		}
+		info, ret := handle.GetNvLinkRemotePciInfo(link)
+		if peer, err := pciAddress(info); ret == nvmllib.SUCCESS && err == nil {
+			peers[link] = peer
+		}
+	}
+	return peers
 }
 
 // fabricProblem says what is wrong with the GPU on the NVLink fabric. Only drivers with version 4 of the call report

@@ -143,6 +143,18 @@ func (k *known) isSwitching(id gpu.UUID) bool {
 	return k.switching[id] > 0
 }
 
+// anySwitching reports whether the MIG mode of any GPU is being changed.
+func (k *known) anySwitching() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, n := range k.switching {
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // partitioning returns the last known partitioning of the GPU.
 func (k *known) partitioning(id gpu.UUID) (was gpu.MIG, known bool) {
 	k.mu.Lock()

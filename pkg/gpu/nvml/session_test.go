@@ -4,6 +4,7 @@ package nvml_test
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -159,7 +160,26 @@ func TestHangingGPU(t *testing.T) {
 	})
 }
 
-// While the MIG mode of a GPU is being changed it is not asked, and counts as it was.
+// The health says which GPUs are at the other ends of direct NVLinks.
+func TestLinkPeers(t *testing.T) {
+	for profile, bridged := range map[string]bool{"workstation": true, "dgx-h100": false} {
+		_, n := machine(t, profile)
+		look, err := n.Discover(t.Context())
+		must(t, err)
+		is, want := look.Health[look.Devices[0].UUID], map[int]gpu.PCIAddress{}
+		for _, link := range is.LinksUp {
+			if bridged { // the others lead to switches
+				want[link] = look.Devices[1].PCI
+			}
+		}
+		if len(is.LinksUp) == 0 || !maps.Equal(is.LinkPeers, want) {
+			t.Errorf("%s: got links %v to %v, want %v", profile, is.LinksUp, is.LinkPeers, want)
+		}
+	}
+}
+
+// While the MIG mode of a GPU is being changed it is not asked, and counts as it was. The NVLinks of its peers may be
+// off already, which says nothing.
 func TestLookWhileTheMIGModeChanges(t *testing.T) {
 	m, n := following(t, "dgx-h100")
 	n.Timeout = 3 * time.Second
@@ -173,9 +193,14 @@ func TestLookWhileTheMIGModeChanges(t *testing.T) {
 		must(t, err)
 		return v.GPUs[0].State.Delays["SetMigMode"].Spent
 	})
+	n.Recheck(found.Devices[1].UUID)
 	look, err := n.Discover(t.Context())
 	must(t, err)
 	must(t, m.Heal(found.Devices[0].Name))
+	other := found.Devices[1].UUID
+	if was, is := found.Health[other].LinksUp, look.Health[other].LinksUp; len(was) == 0 || is != nil {
+		t.Errorf("got the links %v of another GPU, and before it %v; want none known meanwhile", is, was)
+	}
 	if len(look.Broken) > 0 || look.Devices[0].Lost || look.Devices[0].MIG.Enabled {
 		t.Errorf("got %v, %v", look.Devices[0], look.Broken)
 	}
