@@ -47,8 +47,12 @@ func NewWebhook(families []string, v *cluster.View, cached client.Reader, direct
 		cached: cached, direct: direct, free: utilcache.NewExpiring()}
 }
 
-// freeFor is how long a name that was free is taken to be. The event of a pod tells if it was not.
-const freeFor = 10 * time.Second
+const (
+	// freeFor is how long a name that was free is taken to be. The event of a pod tells if it was not.
+	freeFor = 10 * time.Second
+	// readTimeout is how long the API server may take to say whether a name is free.
+	readTimeout = 10 * time.Second
+)
 
 // converter returns the converter with the models and partitions that are published now.
 func (w *Webhook) converter() converter {
@@ -156,14 +160,10 @@ func (w *Webhook) isFree(ctx context.Context, name types.NamespacedName,
 	if _, free := w.free.Get(name); free {
 		return true, nil
 	}
-	free, err, _ := w.reads.Do(name.String(), func() (any, error) {
-		// Other calls wait for the same answer: it does not end when this one's connection does.
-		shared := context.WithoutCancel(ctx)
-		if deadline, limited := ctx.Deadline(); limited {
-			var cancel context.CancelFunc
-			shared, cancel = context.WithDeadline(shared, deadline)
-			defer cancel()
-		}
+	read := w.reads.DoChan(name.String(), func() (any, error) {
+		// Other calls wait for the same answer, and may have more time than this one.
+		shared, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+		defer cancel()
 		err := w.direct.Get(shared, name, &template)
 		free := apierrors.IsNotFound(err) || err == nil && isFor(template, spec)
 		if free {
@@ -171,7 +171,12 @@ func (w *Webhook) isFree(ctx context.Context, name types.NamespacedName,
 		}
 		return free, client.IgnoreNotFound(err)
 	})
-	return free.(bool), err
+	select {
+	case answer := <-read:
+		return answer.Val.(bool), answer.Err
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
 }
 
 // otherTemplate is why a template with the name for a spec has another spec. Who has created it cannot be told.

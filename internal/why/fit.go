@@ -63,10 +63,12 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 			uses = append(uses, "claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, ""),
 				"template "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimTemplateName, ""))
 		}
+		slices.Sort(uses)
+		uses = slices.Compact(uses)
 		for _, key := range uses {
 			used[key] = true
 		}
-		if bypasses != "" && c.needsDevices(pod) {
+		if bypasses != "" && c.lacksDevices(pod, bypasses, s) {
 			r := newAnswer("Pod", &pod.ObjectMeta)
 			r.Outcome, r.Cause = Waits, fmt.Sprintf("pod %s would get no devices: %s", pod.Name, noScheduler(bypasses))
 			all = append(all, r)
@@ -102,10 +104,23 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	return all
 }
 
-// needsDevices reports whether the scheduler would allocate devices for the pod.
-func (c *index) needsDevices(pod *corev1.Pod) bool {
-	extended, _ := c.extendedOf(pod)
-	return len(pod.Spec.ResourceClaims) > 0 || len(extended) > 0
+// lacksDevices reports whether the pod needs devices on the node that only the scheduler would allocate: no device plugin
+// offers them there, and its claim has none in the cluster.
+func (c *index) lacksDevices(pod *corev1.Pod, node string, s *cluster.Snapshot) bool {
+	for _, of := range pod.Spec.ResourceClaims {
+		claim, ok := find(s.Claims, pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))
+		if !ok || claim.Status.Allocation == nil {
+			return true
+		}
+	}
+	at := slices.IndexFunc(c.nodes, func(n *corev1.Node) bool { return n.Name == node })
+	_, extended := c.extendedOf(pod)
+	for _, name := range extended {
+		if at < 0 || !fromPlugin(c.nodes[at], name) {
+			return true
+		}
+	}
+	return false
 }
 
 // requestLimits requests what a container or the pod is limited to, as the API server does where nothing is requested.

@@ -1054,7 +1054,7 @@ func TestClaimOfBypassedScheduler(t *testing.T) {
 
 // A pod that is to be created with a node gets no devices. One that exists may have it from the scheduler.
 func TestFitNodeName(t *testing.T) {
-	c := claim(t, "c", gpus(""))
+	c, held := claim(t, "c", gpus("")), claim(t, "held", gpus(""))
 	for _, row := range []struct {
 		name   string
 		pod    *corev1.Pod
@@ -1066,10 +1066,18 @@ func TestFitNodeName(t *testing.T) {
 		{"an extended resource", extended(t, "", "1").Pods[0], false, Waits, "pod p would get no devices"},
 		{"no devices", pod("p"), false, Fits, "pod p fits now"},
 		{"a pod that exists", pod("p", c), true, Fits, "pod p fits now"},
+		{"a claim that has devices", pod("p", held), false, Fits, "pod p fits now"},
+		{"of a device plugin", extended(t, "", "1").Pods[0], false, Fits, "pod p fits now"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Pods = nil
+			if !hold(t, s, held) {
+				t.Fatal("no GPU is free")
+			}
+			if row.name == "of a device plugin" {
+				s.Nodes[0].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("1")
+			}
 			row.pod.Spec.NodeName = "a"
 			if !row.exists {
 				row.pod.UID = ""

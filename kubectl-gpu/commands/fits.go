@@ -111,10 +111,12 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	return err
 }
 
-// readNamespaces adds the namespaces that decide about adminAccess in the manifest, if they can be read.
+// readNamespaces adds the namespaces that decide about adminAccess in the manifest, if they can be read. A namespace of
+// the manifest keeps labels that it does not have there.
 func readNamespaces(ctx context.Context, client kubernetes.Interface, m *why.Manifest) {
 	for _, name := range m.AdminNamespaces() {
-		if m.Namespaces[name] == nil {
+		planned := m.Namespaces[name]
+		if planned == nil || planned.Labels[resourceapi.DRAAdminNamespaceLabelKey] == "" {
 			if of, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{}); err == nil {
 				m.Namespaces[name] = of
 			}

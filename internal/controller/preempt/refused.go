@@ -4,6 +4,7 @@ package preempt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -22,9 +23,13 @@ import (
 // refusedFor is how long a victim that the API refuses to evict is in no plan.
 const refusedFor = 10 * time.Minute
 
-// isOfBudget reports whether a PodDisruptionBudget forbids the eviction. The next plan knows the budget as it is.
+// isOfBudget reports whether a PodDisruptionBudget forbids the eviction. The next plan knows the budget as it is. Most
+// answers have the status 429, and two 403, of which Kubernetes 1.34 says only what they are about.
 func isOfBudget(err error) bool {
-	return apierrors.IsTooManyRequests(err) && apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause)
+	var status apierrors.APIStatus
+	about := errors.As(err, &status) && status.Status().Details != nil &&
+		status.Status().Details.Kind == "poddisruptionbudget"
+	return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) || apierrors.IsForbidden(err) && about
 }
 
 // isDenied reports whether the API server refuses this eviction, and would again, for a reason that no plan knows: an

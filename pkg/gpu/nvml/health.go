@@ -111,15 +111,11 @@ func linksUp(handle nvmllib.Device, d gpu.Device) []int {
 func linkPeers(handle nvmllib.Device, active []int) map[int]gpu.PCIAddress {
 	peers := map[int]gpu.PCIAddress{}
 	for _, link := range active {
-		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
-		if ret == nvmllib.SUCCESS && kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
+		peer, toSwitch, ok := otherEnd(handle, link)
+		if toSwitch {
 			break
 		}
-		if ret != nvmllib.SUCCESS || kind != nvmllib.NVLINK_DEVICE_TYPE_GPU {
-			continue
-		}
-		info, ret := handle.GetNvLinkRemotePciInfo(link)
-		if peer, err := pciAddress(info); ret == nvmllib.SUCCESS && err == nil {
+		if ok {
 			peers[link] = peer
 		}
 	}

@@ -33,16 +33,12 @@ func (s *session) readLinks(d nvmllib.Device) links {
 		if state, ret := d.GetNvLinkState(link); ret != nvmllib.SUCCESS || state != nvmllib.FEATURE_ENABLED {
 			continue
 		}
-		if kind, ret := d.GetNvLinkRemoteDeviceType(link); ret == nvmllib.SUCCESS &&
-			kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
+		peer, toSwitch, ok := otherEnd(d, link)
+		if toSwitch {
 			l.toSwitch = true
 			break
 		}
-		info, ret := d.GetNvLinkRemotePciInfo(link)
-		if ret != nvmllib.SUCCESS {
-			continue
-		}
-		if peer, err := pciAddress(info); err == nil && !slices.Contains(l.peers, peer) {
+		if ok && !slices.Contains(l.peers, peer) {
 			l.peers = append(l.peers, peer)
 		}
 	}
@@ -50,6 +46,20 @@ func (s *session) readLinks(d nvmllib.Device) links {
 		l.onFabric(info)
 	}
 	return l
+}
+
+// otherEnd returns what an active link leads to: a switch, or the GPU with this address; not ok: it is not known.
+func otherEnd(d nvmllib.Device, link int) (peer gpu.PCIAddress, toSwitch, ok bool) {
+	kind, ret := d.GetNvLinkRemoteDeviceType(link)
+	if ret == nvmllib.SUCCESS && kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
+		return peer, true, true
+	}
+	info, ret := d.GetNvLinkRemotePciInfo(link)
+	if ret != nvmllib.SUCCESS {
+		return peer, false, false
+	}
+	peer, err := pciAddress(info)
+	return peer, false, err == nil
 }
 
 // fabricInfo returns the state of the GPU on the NVLink fabric, and whether it is known. Drivers before R525 do not

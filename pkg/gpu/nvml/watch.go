@@ -216,7 +216,7 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 		}
 		if err != nil && time.Since(tried) >= maxReopenPeriod { // in this session: a new one would miss events
 			err, tried = m.register(ctx, s, set, version, watched), time.Now()
-			hung = hung || errors.Is(err, ErrNoAnswer)
+			hung = errors.Is(err, ErrNoAnswer) // also while an earlier call still hangs
 		}
 		data, ret := set.Wait(uint32(m.eventWait().Milliseconds()))
 		switch ret {
@@ -247,7 +247,9 @@ func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet
 			gpus[id] = ""
 			continue
 		}
-		m.watch.stays()
+		if !m.watch.stays() {
+			break
+		}
 		_, about := m.known.at(i)
 		ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 		id, err := wait(ctx, &m.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
