@@ -104,8 +104,8 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	return all
 }
 
-// lacksDevices reports whether the pod needs devices on the node that only the scheduler would allocate: no device plugin
-// offers them there, and its claim has none in the cluster.
+// lacksDevices reports whether the pod needs devices on the node that only the scheduler would allocate: no device
+// plugin offers them there, and its claim has none in the cluster.
 func (c *index) lacksDevices(pod *corev1.Pod, node string, s *cluster.Snapshot) bool {
 	for _, of := range pod.Spec.ResourceClaims {
 		claim, ok := find(s.Claims, pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -42,8 +42,8 @@ func TestRefusedVictim(t *testing.T) {
 		{"a policy", apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "low", nil), "middle"},
 		{"403", apierrors.NewForbidden(corev1.Resource("pods/eviction"), "low", nil), "middle"},
 		{"a budget", budgetForbids(), "low"},
-		{"403 of a budget", apierrors.NewForbidden(policyv1.SchemeGroupVersion.WithResource("poddisruptionbudget").GroupResource(), "budget",
-			errors.New("pdb disruptions allowed is negative")), "low"},
+		{"403 of a budget", apierrors.NewForbidden(schema.GroupResource{Group: "policy",
+			Resource: "poddisruptionbudget"}, "budget", errors.New("pdb disruptions allowed is negative")), "low"},
 		{"a busy server", apierrors.NewGenericServerResponse(429, "create", corev1.Resource("pods"), "low",
 			"Too many requests, please try again later.", 1, true), "low"},
 		{"a webhook that does not answer", apierrors.NewInternalError(fmt.Errorf(
