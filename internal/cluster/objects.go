@@ -119,6 +119,13 @@ func IsStatic(pod *corev1.Pod) bool {
 	return mirror || owner != nil && owner.Kind == "Node"
 }
 
+// Ready reports whether the pod is ready, as the kubelet says. Kubernetes says no for a pod of a node that is gone.
+func Ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
 // Finished reports whether the containers of the pod have ended for good.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed

@@ -93,8 +93,11 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer,
 		return ofPod, nil
 	}
 	for _, pod := range c.Pods {
-		if pod.Namespace == namespace && uses(pod, name) && c.bypassed(pod) != "" {
-			r.Outcome, r.Cause = Waits, fmt.Sprintf("claim %s waits: pod %s %s", name, pod.Name, c.bypassed(pod))
+		if pod.Namespace != namespace || !uses(pod, name) {
+			continue
+		}
+		if cause := c.bypassed(pod); cause != "" {
+			r.Outcome, r.Cause = Waits, fmt.Sprintf("claim %s waits: pod %s %s", name, pod.Name, cause)
 			return r, nil
 		}
 	}

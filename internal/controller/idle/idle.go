@@ -242,10 +242,11 @@ func (e *evictor) stillIdle(ctx context.Context, pod *corev1.Pod, idle map[types
 }
 
 // mayEvict reports whether the pod is to be evicted once it is idle. A pod of a DaemonSet would come back on its node.
+// Once the node of a pod has lost contact, the pod is not ready, and its condition Idle is old.
 func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]time.Time) bool {
 	owner := metav1.GetControllerOf(pod)
 	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || cluster.IsStatic(pod) ||
-		owner != nil && owner.Kind == "DaemonSet" || !ready(pod) {
+		owner != nil && owner.Kind == "DaemonSet" || !cluster.Ready(pod) {
 		return false
 	}
 	return !slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
@@ -265,13 +266,6 @@ func claimsOf(pod *corev1.Pod) (all []types.NamespacedName) {
 		}
 	}
 	return all
-}
-
-// ready reports whether the pod is ready. Once its node has lost contact, it is not, and its condition Idle is old.
-func ready(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // warn writes an event about the pod.

@@ -27,6 +27,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
@@ -141,7 +142,7 @@ func (c *Controller) spare(ctx context.Context, class *resourceapi.DeviceClass) 
 			continue
 		}
 		known = append(known, s)
-		if s.ready() {
+		if cluster.Ready(s.pod) {
 			spared = append(spared, s)
 		}
 	}

@@ -41,13 +41,6 @@ type server struct {
 // lost reports whether claims cannot use the device.
 func (s *server) lost(now time.Time) bool { return s.pod == nil || now.Sub(s.answered) >= patience }
 
-// ready reports whether the pod is ready, as the kubelet says. Kubernetes says no for a node that is gone.
-func (s *server) ready() bool {
-	return slices.ContainsFunc(s.pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}
-
 // deviceName returns the name of the device that the pod serves. A new pod of the same name is another device. So is
 // the pod after a restart of a container with the GPU, because what clients had on it is lost. If no container has a
 // claim, all of them count.
