@@ -5,8 +5,11 @@ package controller
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -17,9 +20,12 @@ const (
 	smallBody, smallTokens = 64 << 10, 2000
 	// maxTokens is how many tokens a request may have. The objects that they become need up to 600 bytes each.
 	maxTokens = 100_000
-	// So many requests are served at the same time. Others wait until the API server gives up.
-	smallRequests, largeRequests = 64, 2
-	// bodyTimeout is how long a large request may take to arrive.
+	// So many requests are served at the same time, and so many small ones of one namespace: its users decide how long
+	// their selectors take. Others wait until the API server gives up.
+	smallRequests, largeRequests, ofANamespace = 64, 2, 16
+	// arriving is how many small requests are read, or wait for a place, at the same time.
+	arriving = 256
+	// bodyTimeout is how long a request may take to arrive.
 	bodyTimeout = 5 * time.Second
 	// unsaidTimeout is how long somebody waits for an answer who does not say so, and maxTimeout the most that the
 	// configuration of a webhook may say: both as in Kubernetes.
@@ -29,25 +35,35 @@ const (
 // limiter bounds the time of each request to a webhook, and the memory that all of them need together. Users decide how
 // large and how many their objects are, and mutating webhooks see them before the API server has validated them. Few
 // large requests are served at once; small ones do not wait for them.
-type limiter struct{ small, large chan struct{} }
+type limiter struct {
+	small, large, arriving chan struct{}
+
+	mu         sync.Mutex
+	namespaces map[string]chan struct{} // an entry without places taken may be dropped
+}
 
 func newLimiter() *limiter {
-	return &limiter{make(chan struct{}, smallRequests), make(chan struct{}, largeRequests)}
+	return &limiter{small: make(chan struct{}, smallRequests), large: make(chan struct{}, largeRequests),
+		arriving: make(chan struct{}, arriving), namespaces: map[string]chan struct{}{}}
 }
 
 // handler limits requests to another one.
 func (l *limiter) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		large := r.ContentLength < 0 || r.ContentLength > smallBody
+		lanes := []chan struct{}{l.arriving}
 		if large {
-			if !enter(r, l.large) {
-				return // the API server has given up
-			}
-			defer leave(l.large)
-			// Somebody else may send slowly. It is no error if the connection cannot do this.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+			lanes[0] = l.large
 		}
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if !enter(r, lanes[0]) {
+			return // the API server has given up
+		}
+		defer func() {
+			for _, lane := range lanes {
+				<-lane
+			}
+		}()
+		body, err := read(w, r)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -57,15 +73,18 @@ func (l *limiter) handler(next http.Handler) http.Handler {
 			http.Error(w, "the object has too many fields", http.StatusRequestEntityTooLarge)
 			return
 		}
-		if !large {
-			lane := l.small
-			if tokens > smallTokens {
-				lane = l.large
-			}
+		further := []chan struct{}{l.namespace(body), l.small}
+		switch {
+		case large:
+			further = nil
+		case tokens > smallTokens:
+			further = []chan struct{}{l.large}
+		}
+		for _, lane := range further {
 			if !enter(r, lane) {
 				return
 			}
-			defer leave(lane)
+			lanes = append(lanes, lane)
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), answerTime(r))
 		defer cancel()
@@ -73,6 +92,38 @@ func (l *limiter) handler(next http.Handler) http.Handler {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		next.ServeHTTP(w, r)
 	})
+}
+
+// read reads the body. Somebody may send it slowly, or not at all.
+func read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	// It is no error if the connection cannot do this.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err == nil { // otherwise the request ends at the deadline
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	}
+	return body, err
+}
+
+// namespace returns the places of the namespace of the object.
+func (l *limiter) namespace(body []byte) chan struct{} {
+	var review struct {
+		Request struct {
+			Namespace string `json:"namespace"`
+		} `json:"request"`
+	}
+	_ = json.Unmarshal(body, &review) // what cannot be decoded is refused by whoever answers
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lane, ok := l.namespaces[review.Request.Namespace]
+	if !ok {
+		if len(l.namespaces) >= arriving {
+			maps.DeleteFunc(l.namespaces, func(_ string, lane chan struct{}) bool { return len(lane) == 0 })
+		}
+		lane = make(chan struct{}, ofANamespace)
+		l.namespaces[review.Request.Namespace] = lane
+	}
+	return lane
 }
 
 // answerTime returns how long the answer to the request may take: as long as the API server waits, which it says in the
@@ -94,8 +145,6 @@ func enter(r *http.Request, lane chan struct{}) bool {
 		return false
 	}
 }
-
-func leave(lane chan struct{}) { <-lane }
 
 // tokensIn returns a bound for the number of objects, members and elements in JSON. What strings contain counts too.
 func tokensIn(text []byte) int {

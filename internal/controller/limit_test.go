@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -110,4 +112,83 @@ func TestLimiterTime(t *testing.T) {
 				"/"+tc.query, strings.NewReader("{}")))
 		})
 	}
+}
+
+// Requests that are sent slowly, or not at all, hold their places for bodyTimeout. As many as may arrive are read at
+// the same time; others wait without being read.
+func TestSlowRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter()
+		handler := l.handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it is served") }))
+		var reads atomic.Int64
+		var all sync.WaitGroup
+		for range 2 * arriving {
+			all.Go(func() {
+				c := &slow{ResponseRecorder: httptest.NewRecorder(), until: make(chan time.Time, 2)}
+				body := func([]byte) (int, error) {
+					reads.Add(1)
+					time.Sleep(time.Until(<-c.until))
+					return 0, os.ErrDeadlineExceeded
+				}
+				r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", readerFunc(body))
+				r.ContentLength = smallBody
+				handler.ServeHTTP(c, r)
+				if c.Code != http.StatusBadRequest {
+					t.Errorf("got %d, want %d", c.Code, http.StatusBadRequest)
+				}
+			})
+		}
+		synctest.Wait()
+		if got := reads.Load(); got != arriving {
+			t.Errorf("got %d requests that are read, want %d", got, arriving)
+		}
+		begin := time.Now()
+		all.Wait()
+		if took := time.Since(begin); took != 2*bodyTimeout {
+			t.Errorf("got %s, want %s", took, 2*bodyTimeout)
+		}
+	})
+}
+
+// slow is a connection with a deadline for reading.
+type slow struct {
+	*httptest.ResponseRecorder
+	until chan time.Time
+}
+
+func (s *slow) SetReadDeadline(t time.Time) error { s.until <- t; return nil }
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// A namespace whose claims take long does not keep those of others waiting.
+func TestPlacesOfANamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		leave := make(chan struct{})
+		var served, waiting atomic.Int64
+		handler := newLimiter().handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if served.Add(1); strings.HasPrefix(r.URL.Path, "/slow") {
+				<-leave
+			}
+		}))
+		send := func(path, namespace string) {
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, path,
+				strings.NewReader(`{"request":{"namespace":"`+namespace+`"}}`)))
+		}
+		for range arriving - 1 {
+			waiting.Add(1)
+			go func() { send("/slow", "busy"); waiting.Add(-1) }()
+		}
+		synctest.Wait()
+		if got := served.Load(); got != ofANamespace {
+			t.Errorf("got %d requests of one namespace at once, want %d", got, ofANamespace)
+		}
+		send("/", "other") // returns
+		close(leave)
+		synctest.Wait()
+		if served.Load() != arriving || waiting.Load() != 0 {
+			t.Errorf("got %d served and %d waiting, want all served", served.Load(), waiting.Load())
+		}
+	})
 }

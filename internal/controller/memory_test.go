@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,10 +141,13 @@ func load(t *testing.T) {
 	fmt.Printf("\n%s\n", regexp.MustCompile(`VmHWM:.*`).Find(status))
 }
 
+// reviews counts them: one namespace has few places.
+var reviews atomic.Int64
+
 // review sends an object to a webhook as the API server does, which has the object meanwhile.
 func review(t *testing.T, server http.Handler, kind, object string) {
 	head := fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":`+
-		`"CREATE","namespace":"ns","kind":{"kind":%q},"object":`, kind)
+		`"CREATE","namespace":"ns%d","kind":{"kind":%q},"object":`, reviews.Add(1)%8, kind)
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/?timeout=1s",
 		io.MultiReader(strings.NewReader(head), strings.NewReader(object), strings.NewReader("}}")))
 	r.ContentLength = int64(len(head) + len(object) + 2)
