@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
@@ -176,7 +175,7 @@ func (c converter) add(to *feature.Controller) error {
 	w := NewWebhook(c.Families, to.View, mgr.GetClient(), to.Direct)
 	w.configured = c
 	// With a limit of its own: while it creates a template, the API server asks the webhooks for claims.
-	to.Handle(webhookPath, &admission.Webhook{Handler: w})
+	to.ServeAlone(webhookPath, w)
 	// All replicas serve the webhook, which reads templates. The others follow nothing else of the conversion.
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &resourceapi.ResourceClaimTemplate{},
 		cache.BlockUntilSynced(false)); err != nil {

@@ -113,6 +113,10 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 	f.StringVar(&o.RemoteAccount, "remote-account", "", "user name of the plugin on nodes that use GPUs over the "+
 		"network, system:serviceaccount:NAMESPACE:NAME; empty: there are no such GPUs")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
+	f.IPNetSliceVar(&o.WebhookAddresses, "webhook-addresses", nil, "networks from which API servers call, as this "+
+		"program sees them; empty: any")
+	f.StringVar(&o.WebhookAuthorities, "webhook-client-ca", "", "file with the authorities of the client certificates "+
+		"that API servers have; empty: they need none")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
 	f.StringVar(&o.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else "+

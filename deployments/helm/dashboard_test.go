@@ -86,9 +86,9 @@ func TestDashboardCheck(t *testing.T) {
 func scraped(t *testing.T) series {
 	t.Helper()
 	server := webhookserver.NewServer(webhookserver.Options{})
-	for _, found := range regexp.MustCompile(`path: (/[^,} ]+)`).FindAllStringSubmatch(read(t,
+	for _, found := range regexp.MustCompile(`- name: ([^. ]+)\.\S+\n +clientConfig:`).FindAllStringSubmatch(read(t,
 		"testdata/default.golden.yaml"), -1) {
-		if path := found[1]; !slices.Contains(webhooks, path) {
+		if path := "/" + found[1]; !slices.Contains(webhooks, path) {
 			webhooks = append(webhooks, path)
 			server.Register(path, http.NotFoundHandler())
 			// a histogram has no series before its first value

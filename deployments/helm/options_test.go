@@ -13,8 +13,10 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/convert"
@@ -337,6 +339,52 @@ func TestControllerReadsItsWebhooks(t *testing.T) {
 				t.Errorf("certManager.enabled=%s: the controller may not get %s", own, kind)
 			}
 		}
+	}
+}
+
+// Only API servers may know the paths of the webhooks: the chart does not have them. What is known of API servers is
+// asked for, and limits who reaches the port.
+func TestCallers(t *testing.T) {
+	text := template(t, "--set", "scheduler.enabled=true", "--set",
+		"controller.callers.addresses={10.0.0.0/24,fd00::/8}", "--set", "controller.callers.clientCA=authorities")
+	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"} {
+		var c unstructured.Unstructured
+		if !rendered(t, text, kind, "controller", &c.Object) {
+			t.Fatalf("no %s", kind)
+		}
+		webhooks, _, err := unstructured.NestedSlice(c.Object, "webhooks")
+		if err != nil || len(webhooks) == 0 {
+			t.Fatalf("%s: got %d webhooks, %v", kind, len(webhooks), err)
+		}
+		for _, w := range webhooks {
+			if path, has, _ := unstructured.NestedString(w.(map[string]any), "clientConfig", "service", "path"); has {
+				t.Errorf("%s: got the path %s, want none", kind, path)
+			}
+		}
+	}
+	var d appsv1.Deployment
+	rendered(t, text, "Deployment", "controller", &d)
+	for _, arg := range []string{"--webhook-addresses=10.0.0.0/24,fd00::/8", "--webhook-client-ca=/callers/ca.crt"} {
+		if !slices.Contains(d.Spec.Template.Spec.Containers[0].Args, arg) {
+			t.Errorf("the controller has no %s", arg)
+		}
+	}
+	var narrow, wide networkingv1.NetworkPolicy
+	rendered(t, text, "NetworkPolicy", "controller", &narrow)
+	rendered(t, template(t), "NetworkPolicy", "controller", &wide)
+	if len(narrow.Spec.Ingress[0].From) != 3 || len(wide.Spec.Ingress[0].From) != 0 {
+		t.Errorf("got %v and %v, want two networks and the scheduler, and everybody where no address is known",
+			narrow.Spec.Ingress[0].From, wide.Spec.Ingress[0].From)
+	}
+	for _, rule := range wide.Spec.Ingress {
+		for _, port := range rule.Ports {
+			if port.Port.StrVal != "webhook" && len(rule.From) == 0 {
+				t.Errorf("everybody may reach the port %s", port.Port.StrVal)
+			}
+		}
+	}
+	if out, err := helm(t, "template", "r", chart, "--set", "controller.callers.addresses={10.0.0.1}"); err == nil {
+		t.Errorf("an address without its length is accepted:\n%s", out)
 	}
 }
 

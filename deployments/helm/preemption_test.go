@@ -46,7 +46,7 @@ func TestPreemption(t *testing.T) {
 			if tc.evicts && !strings.Contains(text, "object.status.?resourceClaimStatuses == oldObject.status.") {
 				t.Error("got a policy that allows to write which claims a pod has, want none")
 			}
-			if got := strings.Contains(text, "path: /preemption"); got != tc.hold {
+			if got := strings.Contains(text, "- name: preemption.gpu.nvidia.com"); got != tc.hold {
 				t.Errorf("got the webhook: %t, want %t", got, tc.hold)
 			}
 		})

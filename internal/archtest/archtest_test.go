@@ -100,6 +100,7 @@ var allowed = map[string][]string{
 
 	// The controller.
 	"internal/controller/certificate": {},
+	"internal/controller/caller":      {"internal/controller/certificate", "internal/controller/metrics"},
 	"internal/controller/metrics":     {"internal/cluster", "internal/guard"},
 	"internal/controller/strongest":   {"internal/controller/feature", "internal/cluster", "pkg/gpu"},
 	// What the features share.
@@ -127,7 +128,8 @@ var allowed = map[string][]string{
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},
 	"internal/controller/retry": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
 		"pkg/gpu"},
-	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
+	"internal/controller": {"internal/controller/admission", "internal/controller/caller",
+		"internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/idle", "internal/controller/metrics",
 		"internal/controller/network",

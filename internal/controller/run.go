@@ -12,17 +12,25 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
+	admissionregistration "k8s.io/api/admissionregistration/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/cert"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,6 +42,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/caller"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
@@ -76,9 +85,13 @@ type Options struct {
 	// Features are those that the program adds.
 	Features []feature.Feature
 
-	WebhookPort    int
-	HealthAddress  string
-	MetricsAddress string
+	WebhookPort int
+	// WebhookAddresses are those from which API servers call. Empty: any.
+	WebhookAddresses []net.IPNet
+	// WebhookAuthorities is a file with the authorities of API servers' client certificates. Empty: they need none.
+	WebhookAuthorities string
+	HealthAddress      string
+	MetricsAddress     string
 
 	// CertificateDir contains tls.crt and tls.key, which another program renews. Empty: the controller issues its own
 	// certificate.
@@ -92,9 +105,13 @@ type Options struct {
 func Run(ctx context.Context, o Options) error {
 	v, guard := cluster.New(o.DriverName), feature.NewGuard()
 	certs, scores := o.certificates(), o.placementCertificates()
+	gate, err := o.gate(scores)
+	if err != nil {
+		return err
+	}
 	expander := strongest.Expander{View: v, Class: o.StrongestClass, Ranks: o.StrongestRanks}
 	claims := explain.NewClaims(expander, guard)
-	mgr, err := o.newManager(v, served(certs, scores), claims)
+	mgr, err := o.newManager(v, served(certs, scores), gate.TLS, claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -106,18 +123,27 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(ctrlmetrics.Registry.Register(guard.Panics), ctrlmetrics.Registry.Register(metrics.Collector{
-		View: v, Active: isReportingLeader(mgr.Elected(), known)})); err != nil {
+	webhooks, err := followWebhooks(ctx, mgr.GetCache(), gate.Webhooks, guard)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(ctrlmetrics.Registry.Register(guard.Panics), ctrlmetrics.Registry.Register(gate.Metrics()),
+		ctrlmetrics.Registry.Register(metrics.Collector{View: v,
+			Active: isReportingLeader(mgr.Elected(), known)})); err != nil {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server, limits := mgr.GetWebhookServer(), newLimiter()
 	c := &feature.Controller{Manager: mgr, Direct: direct, REST: o.REST, View: v, Known: known, Guard: guard,
 		Serve: func(path string, handler webhook.Handler) { // a panic is an answer: webhooks recover from it
-			server.Register(path, limits.handler(&webhook.Webhook{Handler: handler}))
+			server.Register(path, gate.Inside(limits.handler(&webhook.Webhook{Handler: handler})))
 		},
-		Handle: func(path string, handler http.Handler) { // a burst of pods does not wait for claims
-			server.Register(path, newLimiter().handler(handler))
+		ServeAlone: func(path string, handler webhook.Handler) { // a burst of pods does not wait for claims
+			server.Register(path, gate.Inside(newLimiter().handler(&webhook.Webhook{Handler: handler})))
+		},
+		ServeSchedulers: func(path string, handler http.Handler) {
+			server.Register(path, gate.Schedulers(newLimiter().handler(handler)))
 		}}
+	server.WebhookMux().Handle("/", gate.Enter(server.WebhookMux()))
 	if err := o.addFeatures(ctx, c, expander, claims); err != nil {
 		return err
 	}
@@ -129,7 +155,15 @@ func Run(ctx context.Context, o Options) error {
 			err = errors.Join(err, mgr.Add(scores))
 		}
 	}
+	gate.Webhooks.Client = direct
 	err = errors.Join(err,
+		mgr.Add(gate.Webhooks),
+		mgr.AddReadyzCheck("callers", func(r *http.Request) error {
+			if !webhooks() {
+				return errors.New("the webhook configurations are still being read")
+			}
+			return gate.Webhooks.Ready(r)
+		}),
 		mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: o.Namespace, Name: o.Name}, o.Name}),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
@@ -210,14 +244,85 @@ func served(webhooks, placement *certificate.Manager) certificateOf {
 	}
 }
 
-func (o Options) newManager(v *cluster.View, certs certificateOf, claims *explain.Claims) (ctrl.Manager, error) {
+// pathPeriod is how long the paths of the webhooks keep their secret. API servers before 1.36 never free what they keep
+// for a path that they have called: https://github.com/kubernetes/kubernetes/pull/136355.
+const pathPeriod, pathPeriodBefore136 = 30 * time.Second, time.Hour
+
+// gate returns what lets only API servers and schedulers in.
+func (o Options) gate(scores *certificate.Manager) (*caller.Gate, error) {
+	server, err := discovery.NewDiscoveryClientForConfig(o.REST)
+	if err != nil {
+		return nil, err
+	}
+	info, err := server.ServerVersion()
+	if err != nil {
+		return nil, fmt.Errorf("read the version of the API server: %w", err)
+	}
+	of, err := version.ParseGeneric(info.GitVersion)
+	if err != nil {
+		return nil, fmt.Errorf("version of the API server: %w", err)
+	}
+	period := pathPeriod
+	if of.LessThan(version.MustParseGeneric("1.36.0")) {
+		period = pathPeriodBefore136
+	}
+	trusted := scores.Trusted
+	if o.CertificateDir != "" {
+		trusted = func() []byte { // nobody is trusted without the file
+			text, _ := os.ReadFile(filepath.Join(o.CertificateDir, "ca.crt"))
+			return text
+		}
+	}
+	g := caller.NewGate(caller.NewWebhooks(o.Name, period), trusted)
+	g.Addresses = o.WebhookAddresses
+	if o.WebhookAuthorities != "" {
+		if g.Authorities, err = cert.NewPool(o.WebhookAuthorities); err != nil {
+			return nil, fmt.Errorf("--webhook-client-ca %s: %w", o.WebhookAuthorities, err)
+		}
+	}
+	return g, nil
+}
+
+// followWebhooks lets the gate know the paths of the webhooks. known reports whether both configurations were read.
+func followWebhooks(ctx context.Context, c cache.Cache, w *caller.Webhooks, guard feature.Guard) (known func() bool,
+	err error) {
+	var synced []toolscache.InformerSynced
+	for _, of := range []struct {
+		object client.Object
+		events toolscache.ResourceEventHandler
+	}{
+		{&admissionregistration.ValidatingWebhookConfiguration{}, feature.EventHandler(guard,
+			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.See(certificate.Validating(o)) },
+			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.Forget(certificate.Validating(o)) })},
+		{&admissionregistration.MutatingWebhookConfiguration{}, feature.EventHandler(guard,
+			func(o *admissionregistration.MutatingWebhookConfiguration) { w.See(certificate.Mutating(o)) },
+			func(o *admissionregistration.MutatingWebhookConfiguration) { w.Forget(certificate.Mutating(o)) })},
+	} {
+		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return nil, fmt.Errorf("follow %T: %w", of.object, err)
+		}
+		events, err := informer.AddEventHandler(of.events)
+		if err != nil {
+			return nil, fmt.Errorf("follow %T: %w", of.object, err)
+		}
+		synced = append(synced, events.HasSynced)
+	}
+	return func() bool {
+		return !slices.ContainsFunc(synced, func(done toolscache.InformerSynced) bool { return !done() })
+	}, nil
+}
+
+func (o Options) newManager(v *cluster.View, certs certificateOf, callers func(*tls.Config), claims *explain.Claims) (
+	ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cluster.AddGPUQuotas(scheme)); err != nil {
 		return nil, err
 	}
-	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir}
+	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir, WebhookMux: http.NewServeMux(),
+		TLSOpts: []func(*tls.Config){callers}}
 	if o.CertificateDir == "" {
-		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = certs }}
+		webhooks.TLSOpts = append(webhooks.TLSOpts, func(t *tls.Config) { t.GetCertificate = certs })
 	}
 	return ctrl.NewManager(o.REST, ctrl.Options{
 		Scheme:                        scheme,
@@ -244,10 +349,13 @@ func (o Options) cached(v *cluster.View, claims *explain.Claims) cache.Options {
 		}
 		return obj, nil
 	}
+	named := fields.OneTermEqualSelector("metadata.name", o.Name)
 	objects := map[client.Object]cache.ByObject{
 		&resourceapi.ResourceSlice{}: {Transform: slim,
 			Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
-		&resourceapi.ResourceClaim{}: {Transform: slim},
+		&resourceapi.ResourceClaim{}:                            {Transform: slim},
+		&admissionregistration.ValidatingWebhookConfiguration{}: {Field: named},
+		&admissionregistration.MutatingWebhookConfiguration{}:   {Field: named},
 	}
 	for _, f := range o.Features {
 		maps.Copy(objects, f.Cached)

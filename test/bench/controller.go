@@ -17,10 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistration "k8s.io/api/admissionregistration/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/pager"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -39,15 +41,15 @@ const (
 	askFor      = 20 * time.Second
 )
 
-// typed are example claims and the webhook path for each.
-var typed = []struct{ path, claim string }{
-	{"/strongest",
+// typed are example claims and the webhook for each.
+var typed = []struct{ webhook, claim string }{
+	{"strongest.",
 		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, allocationMode: ExactCount, count: 1}}]}}`},
-	{"/validate", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"}}]}}],
+	{"validate.", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"}}]}}],
 config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}}}}]}}`},
-	{"/validate",
+	{"validate.",
 		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]}}`},
-	{"/validate",
+	{"validate.",
 		`spec: {devices: {requests: [{name: part, exactly: {deviceClassName: mig.nvidia.com, allocationMode: ExactCount, count: 2, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}}]}}`},
 }
 
@@ -164,7 +166,15 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 	var wait sync.WaitGroup
 	tick := time.NewTicker(time.Second / rate)
 	defer tick.Stop()
+	var paths map[string]string
 	for n := range int(askFor.Seconds()) * rate {
+		if n%rate == 0 { // they change
+			var err error
+			if paths, err = b.webhookPaths(ctx); err != nil {
+				return nil, err
+			}
+		}
+		now := paths
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -173,7 +183,7 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 		wait.Go(func() {
 			one := n % len(typed)
 			begin := time.Now()
-			err := callWebhook(client, typed[one].path, bodies[one])
+			err := callWebhook(client, now[typed[one].webhook], bodies[one])
 			mu.Lock()
 			defer mu.Unlock()
 			took = append(took, time.Since(begin))
@@ -187,6 +197,32 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 		return nil, fmt.Errorf("%d of %d requests failed, the first: %w", len(failures), len(took), failures[0])
 	}
 	return took, nil
+}
+
+// webhookPaths returns the paths that an API server calls, by the first part of the webhook's name.
+func (b *bench) webhookPaths(ctx context.Context) (map[string]string, error) {
+	const name = "gpu-dra-driver-controller"
+	paths := map[string]string{}
+	validating, err := b.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(ctx, name,
+		metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	mutating, err := b.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(ctx, name,
+		metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	add := func(name string, c admissionregistration.WebhookClientConfig) {
+		paths[name[:strings.Index(name, ".")+1]] = ptr.Deref(c.Service.Path, "")
+	}
+	for _, w := range validating.Webhooks {
+		add(w.Name, w.ClientConfig)
+	}
+	for _, w := range mutating.Webhooks {
+		add(w.Name, w.ClientConfig)
+	}
+	return paths, nil
 }
 
 // review returns the AdmissionReview of a claim in JSON.

@@ -27,6 +27,8 @@ func Example() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	panics := metrics.NewPanics()
 	panics.WithLabelValues("")
+	refused := metrics.NewRefusedCalls()
+	refused.WithLabelValues("")
 	quotas := metrics.NewQuotas()
 	quotas.WithLabelValues("", "", "memory", "used")
 	remote := metrics.NewRemoteGPUs()
@@ -35,7 +37,7 @@ func Example() *prometheus.Registry {
 	remote.WithLabelValues("", "", "lost")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), metrics.NewEvictedIdlePods(), metrics.NewRetries(), metrics.NewPreemptions(),
-		metrics.NewPreemptedPods(), panics, quotas, remote)
+		metrics.NewPreemptedPods(), panics, refused, quotas, remote)
 	placement := extender.NewMetrics()
 	placement.SetIdle("", 0, 0)
 	registry.MustRegister(placement.All()...)

@@ -15,7 +15,9 @@ import (
 type Controller struct {
 	*Process
 	Webhooks string // URL of the webhooks; they have the API server's certificate
-	Metrics  string // URL of the metrics
+	// CertFile and KeyFile are what a scheduler shows that asks for scores.
+	CertFile, KeyFile string
+	Metrics           string // URL of the metrics
 }
 
 // StartController starts the driver's controller, which the file program is, and returns when it is ready.
@@ -29,7 +31,8 @@ func (c *Plane) StartController(ctx context.Context, program string, flags ...st
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	for from, to := range map[string]string{"apiserver.crt": "tls.crt", "apiserver.key": "tls.key"} {
+	for to, from := range map[string]string{"tls.crt": "apiserver.crt", "tls.key": "apiserver.key",
+		"ca.crt": "apiserver.crt"} {
 		text, err := os.ReadFile(filepath.Join(c.Path("certificates"), from))
 		if err != nil {
 			return nil, err
@@ -54,6 +57,6 @@ func (c *Plane) StartController(ctx context.Context, program string, flags ...st
 		p.Stop()
 		return nil, err
 	}
-	return &Controller{Process: p, Webhooks: Local("https", ports[0]), Metrics: Local("http", ports[2]) + "/metrics"},
-		nil
+	return &Controller{Process: p, Webhooks: Local("https", ports[0]), Metrics: Local("http", ports[2]) + "/metrics",
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key")}, nil
 }

@@ -44,6 +44,8 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		Name: strings.TrimSuffix(s.certificate(t).Name, "certificate") + "placement"}, secret))
 	config := strings.NewReplacer("CLUSTER_IP", fmt.Sprintf("127.0.0.1:%d", port),
 		"CA_DATA", base64.StdEncoding.EncodeToString(secret.Data["ca.crt"]),
+		"CERT_DATA", base64.StdEncoding.EncodeToString(secret.Data["tls.crt"]),
+		"KEY_DATA", base64.StdEncoding.EncodeToString(secret.Data["tls.key"]),
 		"default-scheduler", profile, "leaderElect: true", "leaderElect: false").Replace(string(text))
 	start := func(config string) *scheduler {
 		running := s.startScheduler(t, program, nil, map[string][]byte{
@@ -58,7 +60,7 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		t.Fatalf("no httpTimeout of 500ms in\n%s", config)
 	}
 	running := start(patient)
-	s.waitScores(t, port, secret.Data["ca.crt"])
+	s.waitScores(t, port, secret)
 	ask := func(name string, share bool) *resourceapi.ResourceClaim {
 		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}
 		if share {
@@ -122,12 +124,14 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 
 // waitScores waits until the controller knows the pods and nodes that scores depend on. It begins to read them when it
 // is asked first, and refuses to answer until then.
-func (s *suite) waitScores(t *testing.T, port uint16, ca []byte) {
+func (s *suite) waitScores(t *testing.T, port uint16, secret *corev1.Secret) {
 	t.Helper()
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
+	roots.AppendCertsFromPEM(secret.Data["ca.crt"])
+	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+	s.must(t, err)
 	asks := &http.Client{Timeout: hangs, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
-		ServerName: "placement.gpu-dra-driver-controller.gpu-dra-driver.svc"}}}
+		Certificates: []tls.Certificate{pair}, ServerName: "placement.gpu-dra-driver-controller.gpu-dra-driver.svc"}}}
 	answers := func(ctx context.Context) (bool, string, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost,
 			fmt.Sprintf("https://127.0.0.1:%d/placement/prioritize", port), strings.NewReader("{}"))

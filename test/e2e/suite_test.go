@@ -67,6 +67,7 @@ func TestCluster(t *testing.T) {
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
 	t.Run("replicas without default spreading get the strongest GPUs", s.testDefaultSpreading)
 	t.Run("claims can be created while the controller fails", s.testControllerFaults)
+	t.Run("a pod of a tenant calls the webhooks in vain", s.testCallers)
 	t.Run("pods of older systems run unchanged, and see what they asked for", s.testConversion)
 	t.Run("kubectl-gpu shows the GPUs of the cluster and their use", s.testKubectl)
 	t.Run("kubectl-gpu says why a pod waits, and the scheduler agrees", s.testKubectlWhy)

@@ -39,8 +39,12 @@ func startController(ctx context.Context, plane *controlplane.Plane, program, po
 	if err != nil {
 		return nil, err
 	}
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+	if err != nil {
+		return nil, err
+	}
 	k := &controller{Controller: c, url: c.Webhooks + "/placement", client: &http.Client{
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{Certificates: []tls.Certificate{pair},
 			InsecureSkipVerify: true}}}} //nolint:gosec // the certificate is that of another program
 	// With the first request it begins to read pods and nodes.
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -58,7 +62,8 @@ func startController(ctx context.Context, plane *controlplane.Plane, program, po
 // extender returns the scheduler's configuration of the controller.
 func (k *controller) extender() string {
 	return fmt.Sprintf("[{urlPrefix: %q, prioritizeVerb: %s, weight: 1, nodeCacheCapable: true, enableHTTPS: true, "+
-		"tlsConfig: {insecure: true}, httpTimeout: 5s}]", k.url, prioritizeVerb)
+		"tlsConfig: {insecure: true, certFile: %q, keyFile: %q}, httpTimeout: 5s}]", k.url, prioritizeVerb, k.CertFile,
+		k.KeyFile)
 }
 
 // ask sends what a scheduler sends for the pod, and returns the time until all of the answer is here.

@@ -19,7 +19,9 @@ import (
 
 // Add adds the webhooks: one validates claims, templates and classes, and one records their optional fields.
 func Add(c *feature.Controller, expander strongest.Expander) {
-	c.Serve("/validate", Validator{Checker{View: c.View}, expander})
+	validator := Validator{Checker{View: c.View}, expander}
+	c.Serve("/validate", validator)
+	c.Serve("/check", validator)
 	c.Serve("/optional-fields", OptionalFields{})
 }
 

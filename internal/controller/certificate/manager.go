@@ -37,6 +37,15 @@ type Manager struct {
 
 	last    state // as of the last sync
 	serving atomic.Pointer[tls.Certificate]
+	trusted atomic.Pointer[[]byte]
+}
+
+// Trusted returns the authorities of all certificates that may be in use, as PEM.
+func (m *Manager) Trusted() []byte {
+	if t := m.trusted.Load(); t != nil {
+		return *t
+	}
+	return nil
 }
 
 // GetCertificate returns the current certificate, for tls.Config.
@@ -66,7 +75,7 @@ func (m *Manager) Start(ctx context.Context) error {
 		if err := m.sync(ctx); err != nil && ctx.Err() == nil {
 			wait = min(wait, time.Second)
 			// another replica was faster
-			if faster := apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err); !faster {
+			if !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) {
 				problem = err.Error()
 			}
 			if problem != logged && problem != "" {
@@ -114,6 +123,7 @@ func (m *Manager) sync(ctx context.Context) error {
 		}
 	}
 	m.last = after
+	m.trusted.Store(&after.trusted)
 	return m.serve(after.current)
 }
 
@@ -141,12 +151,12 @@ func (m *Manager) save(ctx context.Context, secret *corev1.Secret, absent bool, 
 // Owner returns the owner of what the controller creates: a webhook configuration of that name. So it is deleted when
 // the driver is uninstalled.
 func Owner(ctx context.Context, c client.Client, name string) (metav1.OwnerReference, error) {
-	all, err := configurations(ctx, c, name)
+	all, err := Configurations(ctx, c, name)
 	if err != nil {
 		return metav1.OwnerReference{}, err
 	}
-	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(), Kind: all[0].kind,
-		Name: all[0].object.GetName(), UID: all[0].object.GetUID()}, nil
+	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(), Kind: all[0].Kind,
+		Name: all[0].Object.GetName(), UID: all[0].Object.GetUID()}, nil
 }
 
 func (m *Manager) serve(p pair) error {
@@ -160,35 +170,46 @@ func (m *Manager) serve(p pair) error {
 	return nil
 }
 
-// configuration is a webhook configuration.
-type configuration struct {
-	kind    string
-	object  client.Object
-	clients func() []*admissionregistration.WebhookClientConfig // of each webhook
+// Configuration is a webhook configuration.
+type Configuration struct {
+	Kind     string
+	Object   client.Object
+	Webhooks func() []Webhook
 }
 
-// configurations returns the webhook configurations of that name. Somebody may have deleted one of the two, such as the
+// Webhook is a part of a webhook configuration.
+type Webhook struct {
+	Name         string
+	ClientConfig *admissionregistration.WebhookClientConfig
+}
+
+// Validating returns the configuration.
+func Validating(of *admissionregistration.ValidatingWebhookConfiguration) Configuration {
+	return Configuration{"ValidatingWebhookConfiguration", of, func() (all []Webhook) {
+		for i := range of.Webhooks {
+			all = append(all, Webhook{of.Webhooks[i].Name, &of.Webhooks[i].ClientConfig})
+		}
+		return all
+	}}
+}
+
+// Mutating returns the configuration.
+func Mutating(of *admissionregistration.MutatingWebhookConfiguration) Configuration {
+	return Configuration{"MutatingWebhookConfiguration", of, func() (all []Webhook) {
+		for i := range of.Webhooks {
+			all = append(all, Webhook{of.Webhooks[i].Name, &of.Webhooks[i].ClientConfig})
+		}
+		return all
+	}}
+}
+
+// Configurations returns the webhook configurations of that name. Somebody may have deleted one of the two, such as the
 // mutating one to switch ranking off. It is an error if there is none.
-func configurations(ctx context.Context, from client.Client, name string) ([]configuration, error) {
-	var validating admissionregistration.ValidatingWebhookConfiguration
-	var mutating admissionregistration.MutatingWebhookConfiguration
-	var found []configuration
+func Configurations(ctx context.Context, from client.Client, name string) (found []Configuration, err error) {
 	var absent error
-	for _, c := range []configuration{
-		{"ValidatingWebhookConfiguration", &validating, func() (all []*admissionregistration.WebhookClientConfig) {
-			for i := range validating.Webhooks {
-				all = append(all, &validating.Webhooks[i].ClientConfig)
-			}
-			return all
-		}},
-		{"MutatingWebhookConfiguration", &mutating, func() (all []*admissionregistration.WebhookClientConfig) {
-			for i := range mutating.Webhooks {
-				all = append(all, &mutating.Webhooks[i].ClientConfig)
-			}
-			return all
-		}},
-	} {
-		err := from.Get(ctx, client.ObjectKey{Name: name}, c.object)
+	for _, c := range []Configuration{Validating(&admissionregistration.ValidatingWebhookConfiguration{}),
+		Mutating(&admissionregistration.MutatingWebhookConfiguration{})} {
+		err := from.Get(ctx, client.ObjectKey{Name: name}, c.Object)
 		switch {
 		case apierrors.IsNotFound(err):
 			absent = fmt.Errorf("read webhooks %s: %w", name, err)
@@ -204,41 +225,40 @@ func configurations(ctx context.Context, from client.Client, name string) ([]con
 	return found, nil
 }
 
-// trust writes the CA bundle into the webhook configurations.
-func (m *Manager) trust(ctx context.Context, authorities []byte) error {
-	all, err := configurations(ctx, m.Client, m.Configuration)
+// Patch changes the configuration, unless somebody else has changed it since it was read: then the error is Invalid. It
+// uses a JSON patch, which keeps fields that this program does not know.
+func (c Configuration) Patch(ctx context.Context, to client.Client, changes []jsonpatch.Operation) error {
+	text, err := json.Marshal(append([]jsonpatch.Operation{jsonpatch.NewOperation("test", "/metadata/resourceVersion",
+		c.Object.GetResourceVersion())}, changes...))
 	if err != nil {
 		return err
 	}
-	for _, c := range all {
-		if err := m.patch(ctx, c.object, c.clients(), authorities); err != nil {
-			return err
-		}
+	if err := to.Patch(ctx, c.Object, client.RawPatch(types.JSONPatchType, text)); err != nil {
+		return fmt.Errorf("write %s %s: %w", c.Kind, c.Object.GetName(), err)
 	}
 	return nil
 }
 
-// patch writes the CA bundle where it differs. It uses a JSON patch, which keeps fields that this program does not
-// know.
-func (m *Manager) patch(ctx context.Context, of client.Object, configs []*admissionregistration.WebhookClientConfig,
-	authorities []byte) error {
-	operations := []jsonpatch.Operation{jsonpatch.NewOperation("test", "/metadata/resourceVersion",
-		of.GetResourceVersion())}
-	for i, config := range configs {
-		if !bytes.Equal(config.CABundle, authorities) {
-			operations = append(operations, jsonpatch.NewOperation("add",
-				fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), authorities))
-		}
-	}
-	if len(operations) == 1 {
-		return nil
-	}
-	text, err := json.Marshal(operations)
+// trust writes the CA bundle into the webhook configurations, where it differs.
+func (m *Manager) trust(ctx context.Context, authorities []byte) error {
+	all, err := Configurations(ctx, m.Client, m.Configuration)
 	if err != nil {
 		return err
 	}
-	if err := m.Client.Patch(ctx, of, client.RawPatch(types.JSONPatchType, text)); err != nil {
-		return fmt.Errorf("write the authority into webhooks %s: %w", m.Configuration, err)
+	for _, c := range all {
+		var changes []jsonpatch.Operation
+		for i, webhook := range c.Webhooks() {
+			if !bytes.Equal(webhook.ClientConfig.CABundle, authorities) {
+				changes = append(changes, jsonpatch.NewOperation("add",
+					fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), authorities))
+			}
+		}
+		if len(changes) == 0 {
+			continue
+		}
+		if err := c.Patch(ctx, m.Client, changes); err != nil {
+			return err
+		}
 	}
 	return nil
 }

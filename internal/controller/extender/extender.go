@@ -69,7 +69,7 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 			return fmt.Errorf("register the metrics of placement: %w", err)
 		}
 	}
-	c.Handle(Path, x)
+	c.ServeSchedulers(Path, x)
 	go x.tell(ctx, c.Direct, c.Guard)
 	return nil
 }

@@ -119,7 +119,7 @@ func TestAFollowerScoresACordonedNode(t *testing.T) {
 	defer end()
 	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	c := &feature.Controller{View: w.view, Known: w.known, Guard: feature.NewGuard(), REST: &rest.Config{Host: api.URL}}
-	c.Handle = func(path string, handler http.Handler) {
+	c.ServeSchedulers = func(path string, handler http.Handler) {
 		if x, ok := handler.(*Extender); ok && path == Path {
 			w.Extender = x
 		}

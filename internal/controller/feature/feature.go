@@ -44,10 +44,11 @@ type Controller struct {
 	// Known returns an error until the view is complete.
 	Known func() error
 	Guard Guard
-	// Serve serves a webhook.
-	Serve func(path string, handler webhook.Handler)
-	// Handle serves something else on the webhooks' port, or a webhook with a limit of its own.
-	Handle func(path string, handler http.Handler)
+	// Serve serves a webhook. The path is the first part of its name in the configuration, which the controller changes
+	// so that only API servers know it. ServeAlone has a limit of its own.
+	Serve, ServeAlone func(path string, handler webhook.Handler)
+	// ServeSchedulers serves schedulers on the same port, and nobody else.
+	ServeSchedulers func(path string, handler http.Handler)
 }
 
 // Reads returns a client for reading objects, without a cache, in the encoding that is smaller and decoded faster.

@@ -122,6 +122,13 @@ func NewPanics() *prometheus.CounterVec {
 			"stack. Those of webhooks are in controller_runtime_webhook_panics_total."}, []string{"in"})
 }
 
+// NewRefusedCalls returns the counter of calls whose caller is neither an API server nor a scheduler.
+func NewRefusedCalls() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "refused_calls_total",
+		Help: "Calls of webhooks and for scores that were refused unread, because the caller is not known as an API " +
+			"server or a scheduler. reason is what was wrong: path, address or certificate."}, []string{"reason"})
+}
+
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{gpusDesc, memoryDesc, coresDesc, taintedDesc, namespaceGPUsDesc,

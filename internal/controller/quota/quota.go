@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
-	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
@@ -33,7 +32,7 @@ import (
 
 // Add serves the webhook, and counts on the leader once the API server has the kind: that may be installed later.
 func Add(c *feature.Controller) error {
-	c.Handle("/quota", &webhook.Webhook{Handler: NewWebhook(c)})
+	c.ServeAlone("/quota", NewWebhook(c))
 	r := NewCounter(c, metrics.NewQuotas())
 	return errors.Join(ctrlmetrics.Registry.Register(r.amounts), c.Manager.Add(later{
 		served: func() error {

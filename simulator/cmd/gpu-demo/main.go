@@ -33,6 +33,8 @@ const usage = `gpu-demo prints which GPUs its container can use.
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
   gpu-demo cat FILE...        what the files say
   gpu-demo rm FILE...         remove files
+  gpu-demo post URL BODY      send a request without a credential, and print the status and the answer; with a third
+                              argument the body ends after its first byte, and the connection stays open for the rest
   gpu-demo engine             stand in for the server of Lupine, which carries GPUs over the network, until SIGTERM
   gpu-demo remote [--stay]    stand in for its client: show in the container of the server; --stay then holds the connection
   gpu-demo nothing DRIVER     be the node's part of a DRA driver that has nothing to prepare, until SIGTERM and its last claim
@@ -85,6 +87,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return cat(args, out)
 	case command == "rm" && len(args) > 0:
 		return remove(args)
+	case command == "post" && (len(args) == 2 || len(args) == 3):
+		return post(ctx, args[0], args[1], len(args) == 3, out)
 	case command == "engine" && len(args) == 0:
 		return engine(ctx)
 	case command == "remote":

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// post sends JSON to a server whose certificate may be of anybody, as a program would that must not be there. If it is
+// to be slow, it sends the first byte and never the rest.
+func post(ctx context.Context, url, body string, slow bool, out io.Writer) error {
+	var send io.Reader = strings.NewReader(body)
+	if slow {
+		never, hold := io.Pipe()
+		defer hold.Close()
+		send = io.MultiReader(strings.NewReader(body[:1]), never)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, send)
+	if err != nil {
+		return err
+	}
+	r.ContentLength = int64(len(body))
+	r.Header.Set("Content-Type", "application/json")
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{
+		InsecureSkipVerify: true}}} //nolint:gosec // what it sends is worth nothing
+	answer, err := c.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	fmt.Fprintf(out, "%s\n%s\n", answer.Status, text)
+	return err
+}
