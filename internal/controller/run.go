@@ -143,10 +143,10 @@ func Run(ctx context.Context, o Options) error {
 		ServeSchedulers: func(path string, handler http.Handler) {
 			server.Register(path, gate.Schedulers(newLimiter().handler(handler)))
 		}}
-	server.WebhookMux().Handle("/", gate.Enter(server.WebhookMux()))
 	if err := o.addFeatures(ctx, c, expander, claims); err != nil {
 		return err
 	}
+	server.WebhookMux().Handle("/", gate.Enter(server.WebhookMux())) // there is none before the first webhook
 	if o.CertificateDir == "" {
 		certs.Client = direct
 		err = errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
@@ -319,7 +319,7 @@ func (o Options) newManager(v *cluster.View, certs certificateOf, callers func(*
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cluster.AddGPUQuotas(scheme)); err != nil {
 		return nil, err
 	}
-	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir, WebhookMux: http.NewServeMux(),
+	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir,
 		TLSOpts: []func(*tls.Config){callers}}
 	if o.CertificateDir == "" {
 		webhooks.TLSOpts = append(webhooks.TLSOpts, func(t *tls.Config) { t.GetCertificate = certs })
