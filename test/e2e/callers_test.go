@@ -41,7 +41,7 @@ func (s *suite) testCallers(t *testing.T) {
 	}
 	s.must(t, kube.Until(t.Context(), soon, "the quota to be counted", counted))
 	tenant := s.running(t, s.pod(t, s.namespace(t, "tenant"), "tenant", func(p *corev1.PodSpec) {
-		p.Containers[0].Command = []string{"gpu-demo", "sleep"}
+		p.Containers[0].Args = []string{"sleep"}
 	}))
 
 	claim := &resourceapi.ResourceClaim{Spec: claimSpec(),
