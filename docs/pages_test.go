@@ -159,3 +159,19 @@ func walk(t *testing.T, folder string, do func(file string)) {
 		t.Fatal(err)
 	}
 }
+
+// tooMuch matches sentences that say more than is known: of all, or of nothing, without an exception.
+var tooMuch = regexp.MustCompile(`(?i)\b(run on no GPU|nothing here has run|everything works|everything below is|` +
+	`all of this is tested|works everywhere|no limits? at all)\b`)
+
+// What a page says of everything, or of nothing, was wrong each time when somebody looked.
+func TestNoSentenceSaysTooMuch(t *testing.T) {
+	walk(t, "..", func(file string) {
+		if filepath.Ext(file) != ".md" {
+			return
+		}
+		if found := tooMuch.FindString(strings.Join(strings.Fields(read(t, file)), " ")); found != "" {
+			t.Errorf("%s: %q: say of what, and what not", file, found)
+		}
+	})
+}

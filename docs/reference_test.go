@@ -402,7 +402,7 @@ func fields(in reflect.Type, path string) [][]string {
 func typeName(of reflect.Type) string {
 	switch {
 	case reflect.PointerTo(of).Implements(reflect.TypeFor[json.Unmarshaler]()):
-		return strings.ToLower(of.Name())
+		return strings.TrimSuffix(strings.ToLower(of.Name()), "json") // a quantity that is not parsed yet
 	case of.Kind() == reflect.Struct, of.Kind() == reflect.Map && of.Elem().Kind() == reflect.Interface:
 		return "object"
 	case of.Kind() == reflect.Map:

@@ -273,7 +273,7 @@ func (s *session) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	d.Product = inMIGMode(d)
-	d.Product.PeakCompute = peakCompute(d.Product, smClock)
+	d.Product.PeakCompute = peakCompute(d.Product, d.Memory, smClock)
 	if lib, err := s.devices.NewDevice(handle); err == nil {
 		if mode, err := lib.GetAddressingModeAsString(); err == nil {
 			d.Addresses = gpu.AddressingMode(mode)

@@ -3,7 +3,9 @@
 package nvml
 
 import (
+	"cmp"
 	"math"
+	"strings"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -113,13 +115,24 @@ func memoryBandwidth(busWidth, clockMHz uint32) int {
 	return int(math.Round(float64(busWidth) / 8 * float64(clockMHz) * 2 / 1000))
 }
 
+// boardMemory is the memory in GiB of boards that vGPUs are made of. In a guest a vGPU has all multiprocessors of its
+// board, in turns with the others, and a name such as NVIDIA L40S-24Q.
+var boardMemory = map[string]int{"NVIDIA L40S": 48, "NVIDIA L40": 48, "NVIDIA L4": 24, "NVIDIA A40": 48,
+	"NVIDIA A16": 16, "NVIDIA A10": 24, "Tesla T4": 16, "GRID T4": 16}
+
 // peakCompute returns TFLOP/s: the published value of a known product, or else one derived from NVML's data and the
-// maximum clock in MHz. It is for sorting GPUs and no guarantee.
-func peakCompute(p gpu.Product, clockMHz uint32) int {
+// maximum clock in MHz. A vGPU has the part of it that it has of the board's memory. It is for sorting GPUs and no
+// guarantee.
+func peakCompute(p gpu.Product, memory uint64, clockMHz uint32) int {
 	if peak, ok := publishedPeak[p.Name]; ok {
 		return peak
 	}
-	return derivedPeak(p, clockMHz)
+	board := p.Name[:max(0, strings.LastIndexByte(p.Name, '-'))]
+	peak := cmp.Or(publishedPeak[board], derivedPeak(p, clockMHz))
+	if all := boardMemory[board]; all > 0 {
+		return peak * min(all, int(memory>>30)) / all
+	}
+	return peak
 }
 
 // derivedPeak returns TFLOP/s of all multiprocessors at the clock of NVIDIA's published peaks. A product that NVIDIA

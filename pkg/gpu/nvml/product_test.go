@@ -55,7 +55,7 @@ var products = []product{
 		"half the rate of the L40S, which has the same multiprocessors"},
 	{"NVIDIA A16", "Nvidia", ga10x, 1280, 128, 6251, 1755, 200, 17.9, ""},
 	{"NVIDIA L40S", "Nvidia", ada, 18176, 384, 9001, 2520, 864, 362.05, ""},
-	{"NVIDIA L40S-24Q", "NvidiaVWS", ada, 18176, 384, 9001, 2520, 864, 366.05, ""},
+	{"NVIDIA L40S-24Q", "NvidiaVWS", ada, 18176, 384, 9001, 2520, 864, 362.05 / 2, "it has the board in turns"},
 	{"NVIDIA GeForce RTX 4090", "GeForce", ada, 16384, 384, 10501, 3105, 1008, 330.3, ""},
 	{"NVIDIA RTX 6000 Ada Generation", "NvidiaRTX", ada, 18176, 384, 10001, 3105, 960, 364.2, ""},
 	{"NVIDIA H100 PCIe", "Nvidia", hopper, 14592, 5120, 1593, 1755, 2000, 1513. / 2, ""},
@@ -81,7 +81,7 @@ func TestKnownProductSpecs(t *testing.T) {
 	for _, p := range products {
 		t.Run(p.name, func(t *testing.T) {
 			within(t, "memory bandwidth", memoryBandwidth(p.bus, p.memory), p.bandwidth, 5)
-			within(t, "peak compute", peakCompute(p.read(), p.sm), p.tflop, 1)
+			within(t, "peak compute", peakCompute(p.read(), 24<<30, p.sm), p.tflop, 1)
 			if p.slowed == "" {
 				within(t, "peak compute by the formula", derivedPeak(p.read(), p.sm), p.tflop, 15)
 			}
@@ -101,7 +101,7 @@ func within(t *testing.T, what string, got int, published float64, percent float
 func TestKnownProductsAreInThePublishedOrder(t *testing.T) {
 	byOurs := slices.Clone(products)
 	slices.SortStableFunc(byOurs, func(a, b product) int {
-		return cmp.Or(cmp.Compare(peakCompute(a.read(), a.sm), peakCompute(b.read(), b.sm)),
+		return cmp.Or(cmp.Compare(peakCompute(a.read(), 24<<30, a.sm), peakCompute(b.read(), 24<<30, b.sm)),
 			cmp.Compare(a.tflop, b.tflop))
 	})
 	for i := range byOurs[1:] {
@@ -115,21 +115,26 @@ func TestPeakCompute(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		product gpu.Product
+		memory  uint64 // GiB
 		clock   uint32
 		want    int
 	}{
 		{"a data centre board runs at its maximum clock", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108},
-			1410, 312},
+			80, 1410, 312},
 		{"a board for desktops boosts beyond what is published", gpu.Product{Brand: "GeForce", ComputeCapability: ga10x,
-			Multiprocessors: 68}, 2100, 117},
+			Multiprocessors: 68}, 10, 2100, 117},
 		{"the H20 with more memory is as slow as the other", gpu.Product{Name: "NVIDIA H20-3e",
-			ComputeCapability: hopper, Multiprocessors: 78}, 1980, 148},
-		{"no clock, no figure", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108}, 0, 0},
-		{"no multiprocessors, no figure", gpu.Product{ComputeCapability: ampere}, 1410, 0},
+			ComputeCapability: hopper, Multiprocessors: 78}, 141, 1980, 148},
+		{"a vGPU with half of its board's memory", gpu.Product{Name: "NVIDIA L40S-24Q", Multiprocessors: 142}, 24, 2520,
+			publishedPeak["NVIDIA L40S"] / 2},
+		{"a name that only looks like that of a vGPU", gpu.Product{Name: "NVIDIA A100-X", ComputeCapability: ampere,
+			Multiprocessors: 108}, 24, 1410, 312},
+		{"no clock, no figure", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108}, 80, 0, 0},
+		{"no multiprocessors, no figure", gpu.Product{ComputeCapability: ampere}, 80, 1410, 0},
 		{"an architecture that is not known, no figure", gpu.Product{ComputeCapability: gpu.Version{Major: 99},
-			Multiprocessors: 108}, 1410, 0},
+			Multiprocessors: 108}, 80, 1410, 0},
 	} {
-		if got := peakCompute(row.product, row.clock); got != row.want {
+		if got := peakCompute(row.product, row.memory<<30, row.clock); got != row.want {
 			t.Errorf("%s: got %d, want %d", row.name, got, row.want)
 		}
 	}
