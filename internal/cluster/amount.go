@@ -210,10 +210,11 @@ func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]r
 	return amount(h.Memory, h.Cores, k.PeakCompute()*h.Cores/100)
 }
 
-// charged returns what counts for a device. A claim that asks for no memory of an unlimited GPU may use all of it.
+// charged returns what counts for a device. Whatever a claim asks for of an unlimited GPU, it may use all of it.
 func (v *View) charged(held Held, g *GPU) Holding {
 	h := v.holding(held, g)
-	if h.Memory == 0 && g.Whole != nil && !gpu.IsPart(held.Device) {
+	if g.Whole != nil && !gpu.IsPart(held.Device) &&
+		(h.Memory == 0 || g.Whole.Kind.Sharing() == gpu.Unlimited.String()) {
 		h.Memory, h.Cores = g.Memory(), 100
 	}
 	return h

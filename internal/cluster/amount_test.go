@@ -114,7 +114,7 @@ func TestAmountOfPendingClaims(t *testing.T) {
 	}
 }
 
-// Claims for a GPU without limits count what they ask for, and if they ask for no memory, all of it.
+// Claims for a GPU without limits count all of it, whatever they ask for: they may use all of it.
 func TestAmountOfUnlimitedGPUs(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "t4", Profile: "t4-x2",
 		Use: gpu.SharingMode{Sharing: gpu.Unlimited}})
@@ -126,7 +126,9 @@ func TestAmountOfUnlimitedGPUs(t *testing.T) {
 	}{
 		{"nothing", clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]"),
 			"gpus=1 memory=15360Mi cores=100 tflops=65"},
-		{"memory", clustertest.Claim(t, share), "gpus=1 memory=5120Mi cores=0 tflops=0"},
+		{"memory", clustertest.Claim(t, share), "gpus=1 memory=15360Mi cores=100 tflops=65"},
+		{"allocated some memory", claim("c", "t4", "gpu-3b-00-0", "memory=1Mi", "cores=0"),
+			"gpus=1 memory=15360Mi cores=100 tflops=65"},
 		{"allocated nothing", claim("c", "t4", "gpu-3b-00-0", "memory=0", "cores=0"),
 			"gpus=1 memory=15360Mi cores=100 tflops=65"},
 	} {

@@ -581,3 +581,49 @@ func replay(t *testing.T, seed uint64, s *cluster.Snapshot, d *Defragmentation, 
 		}
 	}
 }
+
+// Pods that demand more of a node than is considered are not moved: they might not fit where they should go.
+func TestDefragLeavesPodsThatMightNotFitElsewhere(t *testing.T) {
+	for name, change := range map[string]func(*corev1.PodSpec){
+		"nothing more": func(*corev1.PodSpec) {},
+		"a volume": func(p *corev1.PodSpec) {
+			p.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "local"}}}}
+		},
+		"a port of the node": func(p *corev1.PodSpec) {
+			p.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 80}}
+		},
+		"anti-affinity": func(p *corev1.PodSpec) {
+			p.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+					{TopologyKey: corev1.LabelHostname}}}}
+		},
+		"a preference": func(p *corev1.PodSpec) {
+			p.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.ScheduleAnyway}}
+		},
+	} {
+		s := onNodes(t, "a", "b")
+		for _, text := range []string{"x a/0 5Gi", "w a/1 whole", "y b/0 6Gi", "z b/1 whole"} {
+			n, holds, _ := strings.Cut(text, " ")
+			if !run(t, s, n, "StatefulSet", holds) {
+				t.Fatal(text)
+			}
+		}
+		for _, p := range s.Pods {
+			if p.Name == "x" {
+				change(&p.Spec)
+			}
+			if p.Name == "y" {
+				p.OwnerReferences = nil // it stays
+			}
+		}
+		d, err := Defrag(t.Context(), s, defragged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved := slices.ContainsFunc(d.Moves, func(m PodMove) bool { return m.Pod == "x" })
+		if want := name == "nothing more" || name == "a preference"; moved != want {
+			t.Errorf("%s: x moves: %t, want %t", name, moved, want)
+		}
+	}
+}

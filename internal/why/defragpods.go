@@ -175,6 +175,9 @@ func (d *defragmenter) replace(m *mover) string {
 		return "the template of a claim of it does not exist, or cannot be used"
 	}
 	m.w = w
+	if what := unconsidered(&pod.Spec); len(what) > 0 {
+		return what[0] + " not considered, so the new pod might not fit elsewhere"
+	}
 	for _, claim := range w.claims {
 		for _, p := range subrequestsOf(claim) {
 			switch {

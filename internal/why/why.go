@@ -578,6 +578,31 @@ func (q *question) explainFit(r *Answer, subject string, placements []placement)
 	}
 }
 
+// unconsidered returns what a pod demands of its node that is not about devices, resources, labels or taints of nodes.
+func unconsidered(spec *corev1.PodSpec) (all []string) {
+	if a := spec.Affinity; a != nil && (a.PodAffinity != nil &&
+		len(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 || a.PodAntiAffinity != nil &&
+		len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0) {
+		all = append(all, "the affinity to other pods is")
+	}
+	if slices.ContainsFunc(spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool {
+		return c.WhenUnsatisfiable == corev1.DoNotSchedule
+	}) {
+		all = append(all, "topologySpreadConstraints are")
+	}
+	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	}) {
+		all = append(all, "the places of volumes are")
+	}
+	if slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(one corev1.Container) bool {
+		return slices.ContainsFunc(one.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
+	}) {
+		all = append(all, "host ports are")
+	}
+	return all
+}
+
 // notes returns what the answer does not cover.
 func (c *index) notes(w *workload) []string {
 	var all []string
@@ -606,27 +631,13 @@ func (c *index) notes(w *workload) []string {
 	if names := c.scopedQuotas(w); len(names) > 0 {
 		all = append(all, fmt.Sprintf("quotas with scopes are not considered: %s", strings.Join(names, ", ")))
 	}
-	spec := w.pod.Spec
-	if a := spec.Affinity; a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil) {
-		all = append(all, "the affinity to other pods is not considered")
+	for _, what := range unconsidered(&w.pod.Spec) {
+		all = append(all, what+" not considered")
 	}
-	if len(spec.TopologySpreadConstraints) > 0 {
-		all = append(all, "topologySpreadConstraints are not considered")
-	}
-	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
-	}) {
-		all = append(all, "the places of volumes are not considered")
-	}
-	if slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(one corev1.Container) bool {
-		return slices.ContainsFunc(one.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
-	}) {
-		all = append(all, "host ports are not considered")
-	}
-	if name := spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
+	if name := w.pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
 		all = append(all, fmt.Sprintf("the scheduler %s of the pod may decide in another way", name))
 	}
-	if spec.SchedulingGroup != nil {
+	if w.pod.Spec.SchedulingGroup != nil {
 		all = append(all, "the other pods of the pod group are not considered")
 	}
 	return all

@@ -5,6 +5,7 @@ package explain
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,22 +26,32 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// maxPods is how many waiting pods without a waiting claim of this driver a round remembers. Others are explained
-// later.
+// maxPods is how many waiting pods without a waiting claim of this driver a round remembers. Those of further namespaces
+// are explained in the next rounds.
 const maxPods = 1000
+
+// errFull ends the reading of pods.
+var errFull = errors.New("a round has enough pods")
 
 // claimless returns the pods to explain that no claim of the view leads to: pods whose claims do not exist, or are of a
 // class that does not, and pods with extended resources. It reads the pods without a node, page by page, and keeps of
 // each only its name.
 func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err error) {
 	waits := map[types.NamespacedName]explained{}
+	next := "" // the first namespace of the next round
 	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
 	err = pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
 		return u.reads.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
 	})).EachListItem(ctx, metav1.ListOptions{FieldSelector: unscheduled}, func(o runtime.Object) error {
 		pod, ok := o.(*corev1.Pod)
-		if !ok || len(waits) == maxPods || !waitsLong(pod, now.Add(-u.after)) || !u.mayConcern(pod) {
+		if !ok || pod.Namespace < u.from || !waitsLong(pod, now.Add(-u.after)) || !u.mayConcern(pod) {
 			return nil
+		}
+		if len(waits) == maxPods { // the next round begins with this namespace, or behind it if it fills a round alone
+			if next = pod.Namespace; next == u.from {
+				next += " "
+			}
+			return errFull
 		}
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		of, known := u.pods[name]
@@ -51,9 +62,10 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err 
 		all.add(name, of, now)
 		return nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errFull) {
 		return queue{}, fmt.Errorf("list the pods without a node: %w", err)
 	}
+	u.from = next
 	for name, of := range u.pods { // those of claims have events, too
 		if _, ok := waits[name]; !ok && now.Sub(of.at) < 2*feature.EventLifetime {
 			waits[name] = of

@@ -76,6 +76,7 @@ type Waiting struct {
 
 	claims map[types.NamespacedName]explained // that wait
 	pods   map[types.NamespacedName]explained // that wait
+	from   string                             // the namespace with which the next round of pods begins
 }
 
 // explained is when a claim or a pod was last explained, and its last event.

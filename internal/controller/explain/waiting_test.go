@@ -616,3 +616,31 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		t.Errorf("got %q, want %q", order, want)
 	}
 }
+
+// A namespace with as many waiting pods as a round remembers does not keep those of later namespaces from their events.
+func TestPodsOfManyNamespaces(t *testing.T) {
+	var objects []runtime.Object
+	pod := func(namespace, name string) *corev1.Pod {
+		gpus := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+			UID: types.UID(namespace + name), CreationTimestamp: metav1.NewTime(time.Now().Add(-5 * time.Minute))},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main",
+				Resources: corev1.ResourceRequirements{Requests: gpus, Limits: gpus}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}}}
+	}
+	for i := range maxPods {
+		objects = append(objects, pod("many", fmt.Sprintf("p-%05d", i)))
+	}
+	objects = append(objects, pod("one", "mine"))
+	c := newWaitingCluster(t, objects...)
+	u := c.reporter()
+	for i := range 4 {
+		if err := u.Report(t.Context(), c.now.Add(time.Duration(i)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told := c.told(t); !slices.ContainsFunc(told, func(e string) bool { return strings.Contains(e, "one/mine") }) {
+		t.Errorf("after 4 rounds, none of %d events is about the pod of the other namespace", len(told))
+	}
+}

@@ -3,12 +3,16 @@
 package network
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 const lostTaint = " remote.gpu.nvidia.com/server-lost:NoExecute"
@@ -201,5 +205,22 @@ func TestSecrets(t *testing.T) {
 	}
 	if state := w.state(); state != "device a\n" {
 		t.Errorf("got %q, want the device of a server that answers", state)
+	}
+}
+
+// Whether a server has answered is judged when it was called, and not while the status of many claims is written.
+func TestManyClaimsOfAServerThatAnswers(t *testing.T) {
+	w := newWorld(t)
+	w.do("server a 1 0")
+	for i := range 400 {
+		w.claim(fmt.Sprintf("c%04d", i), "a")
+	}
+	w.api.PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		w.clock = w.clock.Add(50 * time.Millisecond) // as a busy API server takes
+		return false, nil, nil
+	})
+	w.do("round")
+	if lost := strings.Count(w.state(), "ServerLost=True"); lost > 0 {
+		t.Errorf("%d of 400 claims are told that a server is lost that answers", lost)
 	}
 }

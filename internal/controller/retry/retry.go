@@ -121,9 +121,10 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 			continue
 		}
 		if w.shapes == nil || len(w.shapes) == 0 && now.Sub(w.read) >= readAgain {
-			if reads -= len(pod.Spec.ResourceClaims); reads < 0 {
-				continue
+			if len(pod.Spec.ResourceClaims) > reads {
+				continue // others may have fewer claims
 			}
+			reads -= len(pod.Spec.ResourceClaims)
 			var err error
 			if w.shapes, err = r.read(ctx, pod); err != nil {
 				last = err

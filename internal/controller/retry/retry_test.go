@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -379,5 +380,20 @@ func TestShapesWithoutTolerations(t *testing.T) {
 	b, other := w.read(t.Context(), refused("b", "b"))
 	if err := errors.Join(err, other); err != nil || len(a) != 1 || len(b) != 1 || a[0] != b[0] {
 		t.Errorf("got %+v and %+v (%v), want one shape", a, b, err)
+	}
+}
+
+// Pods with more claims than are read in a round do not keep others from being read.
+func TestPodsWithManyClaims(t *testing.T) {
+	w := newWorld(t, gpu.SharingMode{}, named(t, "mine", share))
+	w.hold(first, half)
+	w.hold(second, all)
+	for i := range 3 {
+		w.pods = append(w.pods, refused(fmt.Sprint("many-", i), slices.Repeat([]string{"one"}, maxReads+1)...))
+	}
+	w.pods = append(w.pods, refused("mine", "mine"))
+	w.pass(t, settle+2*period)
+	if len(w.retried) == 0 {
+		t.Error("the pod that fits is not retried")
 	}
 }
