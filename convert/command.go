@@ -39,8 +39,7 @@ func newCommand() *cobra.Command {
 		Use:   "convert -f FILE",
 		Short: "Print manifests of older GPU-sharing systems with claims instead",
 		Long: "Print manifests of older GPU-sharing systems with claims instead: pods, and objects that have a " +
-			"template of pods. The quotas of gpu-admission become GPUQuotas and ResourceQuotas. Other objects are " +
-			"printed as they are.\n" +
+			"template of pods. Other objects are printed as they are.\n" +
 			"Parts of a GPU's memory need the models of GPUs: those of the cluster, or those of --model.",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
@@ -73,7 +72,6 @@ func (o command) run(cmd *cobra.Command) error {
 			return err
 		}
 		c.Models, c.Partitions = modelsOf(published), partitionsOf(published)
-		c.Products = productsOf(published)
 	}
 	var last error
 	for _, name := range o.files {

@@ -160,9 +160,6 @@ type converter struct {
 	Models []model
 	// Partitions are the profiles of the partitions that a request in TFLOP/s may get.
 	Partitions []partition
-	// Products are the names of the published GPUs that are not sharedOnly, as NVML has them, for what the quotas of
-	// gpu-admission become.
-	Products []string
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
 	Names      ownNames
@@ -194,18 +191,6 @@ func modelsOf(v *cluster.View) []model {
 		}
 	}
 	return all
-}
-
-// productsOf returns the names of the published GPUs that claims of the chart's class of whole GPUs may get.
-func productsOf(v *cluster.View) []string {
-	var all []string
-	for _, kind := range v.Kinds() {
-		if kind.Type() == gpu.TypeGPU && !kind.SharedOnly() {
-			all = append(all, kind.Product())
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // partitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others

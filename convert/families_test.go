@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -51,8 +50,6 @@ var clusters = map[string]converter{
 	"mib":             {Models: []model{a100}, MemoryUnit: mib},
 	"mig":             {Models: []model{a100}, Partitions: partitions},
 	"static":          {Partitions: partitions}, // no whole GPUs
-	"products": {Products: []string{"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA T400", "Tesla P40", "Tesla T4",
-		"Tesla V100-SXM2-32GB"}},
 }
 
 func unlimited(m model) model {
@@ -123,42 +120,7 @@ func outcome(t *testing.T, c converter, in string) string {
 	if err := yaml.Unmarshal([]byte(in), &object.Object); err != nil {
 		t.Fatalf("%s: %v", in, err)
 	}
-	var made any
-	var warnings []string
-	var err error
-	if quotas, ok := admissionQuotasIn(object.Object); ok {
-		return quotaOutcome(t, c, quotas)
-	}
-	switch object.GetKind() {
-	case "ElasticGPUClaim":
-		made, warnings, err = manifests{converter: c}.elasticGPUClaim(&object)
-	case "ElasticGPUClass":
-		made, warnings, err = manifests{converter: c}.elasticGPUClass(&object)
-	default:
-		return podOutcome(t, c, in)
-	}
-	if err != nil {
-		return "error: " + err.Error()
-	}
-	return strings.TrimSpace(asText(t, made) + warningText(warnings))
-}
-
-func quotaOutcome(t *testing.T, c converter, quotas []byte) string {
-	t.Helper()
-	objects, warnings, err := manifests{converter: c}.admissionQuotas(quotas)
-	if err != nil {
-		return "error: " + err.Error()
-	}
-	var text strings.Builder
-	for _, o := range objects {
-		if class, ok := o.(*resourceapi.DeviceClass); ok {
-			checkDevices(t, class.Spec.Selectors, 1, nil)
-		}
-		if err := write(&text, o); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return text.String() + warningText(warnings)
+	return podOutcome(t, c, in)
 }
 
 func podOutcome(t *testing.T, c converter, in string) string {

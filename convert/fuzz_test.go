@@ -9,11 +9,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -119,60 +116,4 @@ func randomPod(random *rand.Rand, values []string) *corev1.Pod {
 		pod.Spec.InitContainers = append(pod.Spec.InitContainers, container("init"))
 	}
 	return pod
-}
-
-// FuzzElasticGPU reads random objects: nothing panics, and what is converted is valid.
-func FuzzElasticGPU(f *testing.F) {
-	for _, spec := range []string{`{}`, `{"resources": {"requests": {"elasticgpu.io/gpu-core": 10}}}`, `5`,
-		`{"storageClassName": "a", "resources": {"requests": {"tke.cloud.tencent.com/qgpu-memory": "4GB"}}}`,
-		`{"resources": {"requests": {"a.provisioner.elasticgpu.io/gpu-core": 160,
-			"a.provisioner.elasticgpu.io/gpu-memory": 1e9}}}`} {
-		f.Add(spec, "elasticgpu.io/qgpu")
-	}
-	f.Fuzz(func(t *testing.T, spec, provisioner string) {
-		object := map[string]any{"provisioner": provisioner, "metadata": map[string]any{"name": "a"}}
-		var value any
-		if json.Unmarshal([]byte(spec), &value) == nil {
-			object["spec"] = value
-		}
-		c := converter{Driver: clustertest.Driver}
-		claim, _, err := manifests{converter: c}.elasticGPUClaim(&unstructured.Unstructured{Object: object})
-		if err == nil {
-			check(t, &claim.Spec)
-		}
-		class, _, err := manifests{converter: c}.elasticGPUClass(&unstructured.Unstructured{Object: object})
-		if err == nil {
-			checkDevices(t, class.Spec.Selectors, 1, nil)
-		}
-	})
-}
-
-// FuzzAdmissionQuotas reads random quotas: nothing panics, and what is converted is valid.
-func FuzzAdmissionQuotas(f *testing.F) {
-	for _, text := range []string{`{"ml": {"pool": ["a"], "quota": {"M40": 4, "Tesla-V100_SXM2.32GB": 2}}}`, `{}`, `5`,
-		`{"ml": {"quota": {"": -1}}}`, `{"ml": null}`, `{"ml": {"quota": {"a-._b": 1e3}}}`} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		c := converter{Driver: clustertest.Driver, Products: []string{"Tesla T4"}}
-		objects, _, err := manifests{converter: c}.admissionQuotas([]byte(text))
-		if err != nil {
-			return
-		}
-		for _, o := range objects {
-			switch o := o.(type) {
-			case *resourceapi.DeviceClass:
-				if problems := validation.IsDNS1123Subdomain(o.Name); len(problems) > 0 {
-					t.Errorf("class %q: %v", o.Name, problems)
-				}
-				checkDevices(t, o.Spec.Selectors, 1, nil)
-			case *corev1.ResourceQuota:
-				for name, q := range o.Spec.Hard {
-					if problems := validation.IsQualifiedName(string(name)); len(problems) > 0 || q.Sign() < 0 {
-						t.Errorf("%s: %s: %v", name, q.String(), problems)
-					}
-				}
-			}
-		}
-	})
 }

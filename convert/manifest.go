@@ -176,28 +176,11 @@ func write(out io.Writer, object any) error {
 // object returns what an object becomes; nil: it stays as it is, and is not changed.
 func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([]any, result) {
 	report := result{Object: nameOf(object).String(), Line: line}
-	var all []any
-	if quotas, ok := admissionQuotasIn(object); ok {
-		if object["kind"] == nil {
-			report.Object = "quotas of gpu-admission"
-		}
-		all, report.Warnings, report.Err = m.admissionQuotas(quotas)
-		return all, report
-	}
-	u := &unstructured.Unstructured{Object: object}
-	var one any
-	switch u.GetKind() {
-	case "ElasticGPUClaim":
-		one, report.Warnings, report.Err = m.elasticGPUClaim(u)
-	case "ElasticGPUClass":
-		one, report.Warnings, report.Err = m.elasticGPUClass(u)
-	default:
-		return m.withPods(u, node, report)
-	}
-	if report.Err != nil {
+	if kind, _ := object["kind"].(string); kind == "ElasticGPUClaim" || kind == "ElasticGPUClass" {
+		report.Err = fmt.Errorf("an %s is not converted: docs/move.md says what to write in its place", kind)
 		return nil, report
 	}
-	return []any{one}, report
+	return m.withPods(&unstructured.Unstructured{Object: object}, node, report)
 }
 
 // withPods returns what an object with pods becomes.

@@ -122,31 +122,3 @@ func devices(t *testing.T, nodes []clustertest.SimNode) (all []resourceapi.Devic
 	}
 	return all
 }
-
-// The report of the quotas of gpu-admission names the GPUs that the class of a model selects: also those that are not
-// fractional, but not those that only claims for shared GPUs get.
-func TestQuotasNameProducts(t *testing.T) {
-	for _, row := range []struct {
-		name string
-		use  gpu.SharingMode
-		want string
-	}{
-		{"exclusive", gpu.SharingMode{Sharing: gpu.Exclusive}, "class t4.gpu.nvidia.com selects Tesla T4"},
-		{"shared only", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, SharedOnly: true},
-			"class t4.gpu.nvidia.com selects product names with T4, and no published GPU that is not sharedOnly has " +
-				"one: change its selector"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: row.use},
-				clustertest.SimNode{Name: "b", Profile: "l40s-x4"})
-			c := converter{Driver: clustertest.Driver, Products: productsOf(v)}
-			_, warnings, err := manifests{converter: c}.admissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if warnings[0] != row.want {
-				t.Errorf("got  %s\nwant %s", warnings[0], row.want)
-			}
-		})
-	}
-}

@@ -26,8 +26,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// maxPods is how many waiting pods without a waiting claim of this driver a round remembers. Those of further namespaces
-// are explained in the next rounds.
+// maxPods is how many waiting pods without a waiting claim of this driver a round remembers. Those of further
+// namespaces are explained in the next rounds.
 const maxPods = 1000
 
 // errFull ends the reading of pods.
