@@ -333,7 +333,8 @@ func TestScripts(t *testing.T) {
 				" CUDA_OVERSUBSCRIBE=false CUDA_REDIRECT=/opt/libvgpu.so GPU_CORE_UTILIZATION_POLICY=force" +
 				numbered("CUDA_DEVICE_MEMORY_LIMIT", "5120m") + numbered("CUDA_DEVICE_SM_LIMIT", "30") + common},
 		{"a share of a control group", "use gpu-1 cgroup; prepare a gpu-1#s:5Gi/0", "r0=node/gpu-1",
-			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 LIMITED=1 NVIDIA_GPU_MEMORY_LIMIT=5120" + common},
+			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 LIMITED=1 NVIDIA_GPU_MEMORY_LIMIT=5120" +
+				" NVIDIA_GPU_MEMORY_REQUEST=0" + common},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newFixture(t)

@@ -9,7 +9,8 @@ import (
 )
 
 // Cgroup limits the memory of a container in NVIDIA's driver (R615 and newer, cgroup v2). NVIDIA's hook
-// apply-cuda-memory-limits reads the limit from a variable.
+// apply-cuda-memory-limits reads the limit from a variable. Without a second variable it reserves as much as the limit,
+// and a reservation stays in the control groups above the container when the container ends.
 type Cgroup struct {
 	Memory uint64 `json:"memory,omitempty"` // bytes; 0: no limit
 }
@@ -20,7 +21,7 @@ func (c Cgroup) limits() []string {
 	if c.Memory == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("NVIDIA_GPU_MEMORY_LIMIT=%d", c.Memory/mib)}
+	return []string{fmt.Sprintf("NVIDIA_GPU_MEMORY_LIMIT=%d", c.Memory/mib), "NVIDIA_GPU_MEMORY_REQUEST=0"}
 }
 
 func (c Cgroup) access(h Host) (gpu.Access, error) {

@@ -115,7 +115,8 @@ func TestShares(t *testing.T) {
 				"administrator has chosen isolation none for shares of this GPU: configuration refused"},
 		{"a share behind a hook", []string{"a=hook:5Gi/30"}, "a hook 5Gi/30 hook=/opt/libvgpu.so " +
 			"CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30"},
-		{"a share with isolation cgroup", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120"},
+		{"a share with isolation cgroup", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120 " +
+			"NVIDIA_GPU_MEMORY_REQUEST=0"},
 		{"a cgroup cannot limit multiprocessors", []string{"a=cgroup:5Gi/30"},
 			"error: request a: device cgroup: cores: isolation cgroup limits memory only; ask for memory alone: " +
 				"configuration refused"},
