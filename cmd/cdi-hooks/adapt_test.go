@@ -350,7 +350,7 @@ func left(root string, err error) string {
 		{"soname", is("/driver/libdl.so.2", "libdl.so.2.550")},
 		{"a", is("/links/a", "one")},
 		{"b", is("/more/b", "two")},
-		{"params", has(paramsFile, "ModifyDeviceFiles: 0")},
+		{"params", has(paramsFile, "ModifyDeviceFiles: 0") && isReadOnly(root, paramsFile)},
 		{"profile", has("/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf", "EGLVisibleDGPUDevices")},
 		{"musl", has("/etc/ld-musl-x86_64.path", "/driver") || has("/etc/ld-musl-aarch64.path", "/driver")},
 	} {
@@ -359,6 +359,17 @@ func left(root string, err error) string {
 		}
 	}
 	return strings.Join(found, " ")
+}
+
+// isReadOnly reports whether the file of the container is on a mount that root cannot write to.
+func isReadOnly(root, path string) bool {
+	f, err := pathrs.OpenInRoot(root, path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	_, err = os.OpenFile(link(f), os.O_WRONLY, 0)
+	return errors.Is(err, syscall.EROFS)
 }
 
 // inMountNamespace runs f with mounts of its own. A program that f starts has them too.
