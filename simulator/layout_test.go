@@ -272,6 +272,9 @@ func TestNVCDIFindsDriverRootAndDeviceNodes(t *testing.T) {
 		got = append(got, "node "+d.Path)
 	}
 	for _, m := range common.Mounts {
+		if m.HostPath == os.DevNull {
+			continue // tells NVIDIA's runtime to add no GPUs
+		}
 		got = append(got, "mount "+m.ContainerPath)
 		if m.HostPath != filepath.Join(root, m.ContainerPath) {
 			t.Errorf("%s is mounted from %s", m.ContainerPath, m.HostPath)

@@ -104,6 +104,9 @@ func (t *Toolkit) askDriver(lib nvmllib.Interface, in inputs) (gpu.Access, error
 	if err != nil {
 		return gpu.Access{}, fmt.Errorf("find the driver's files: %w", err)
 	}
+	// The variable NVIDIA_VISIBLE_DEVICES keeps NVIDIA's runtime from adding GPUs. The toolkit's mount below /var/run
+	// for the same would keep a container from starting that has a read-only volume there.
+	edits.Mounts = slices.DeleteFunc(edits.Mounts, func(m *specs.Mount) bool { return m.HostPath == os.DevNull })
 	t.mountSMI(edits.ContainerEdits)
 	return t.onHost(*edits.ContainerEdits)
 }
