@@ -225,7 +225,8 @@ var injects = regexp.MustCompile(`^(nvidia\.)?cdi\.k8s\.io/`)
 // written matches annotations that schedulers and controllers write. A pod that was exported has them.
 var written = regexp.MustCompile(`^ALIYUN_COM_GPU_|devices-(to-allocate|allocated)$|/(vgpu-)?(time|node|bind-time|` +
 	`bind-phase|ids-new|mig-allocations)$|/gpu-(index|assigned)$|/predicate-|^elasticgpu\.io/(assumed|container-)|` +
-	`^runai/shared-gpu-configmap$|^kai\.scheduler/(.*-timestamp|top-owner-metadata)$|^scheduler\.framework\.gpushare`)
+	`^runai/shared-gpu-configmap$|^kai\.scheduler/(.*-timestamp|top-owner-metadata)$|^scheduler\.framework\.gpushare|` +
+	`\.gpus\.devices$|\.gpu-memory\.portion\.limit$`)
 
 // selects is a label, taint or the like of nodes that belongs to an older system.
 var selects = []struct {
@@ -234,6 +235,8 @@ var selects = []struct {
 }{
 	{regexp.MustCompile(`^(gpu|gpushare|cgpu|vgpu|qgpu-device-enable|nvidia-device-enable|ack\.node\.gpu\.schedule|` +
 		`ack\.gpushare\.placement|node-role\.kubernetes\.io/runai-.*)$`), systemLabel},
+	{regexp.MustCompile(`^nvidia\.mps/`), "it is a label of nodes where somebody runs an MPS server, in KAI's " +
+		"documentation; this driver runs MPS where claims need it, so leave it out, or label its nodes"},
 	{regexp.MustCompile(`^([a-z0-9.-]*\.)?(hami\.io|4pd\.io|volcano\.sh|run\.ai|kai\.scheduler|tensor-fusion\.ai|` +
 		`elasticgpu\.io|elasticgpu\.com|gaia\.tencent\.com|tke\.cloud\.tencent\.com|gpushare\.alibabacloud\.com|` +
 		`aliyun\.accelerator)/`), systemLabel},

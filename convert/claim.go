@@ -124,6 +124,8 @@ func (c converter) alternatives(r gpuRequest) ([]resourceapi.DeviceSubRequest, e
 		all = append(all, partitions[:min(free, len(partitions))]...)
 	}
 	switch {
+	case len(all) == 0 && len(models) > 0 && r.MemoryShare != 0:
+		return nil, fmt.Errorf("%w: of each that is published, it is less than 1 MiB", errNoModels)
 	case len(all) == 0 && (len(models) > 0 || r.TFLOPS != 0 && len(c.Partitions) > 0):
 		return nil, fmt.Errorf("%w: those that are published have less", errNoModels)
 	case len(all) == 0:

@@ -231,6 +231,7 @@ type converted struct {
 	request string // of Spec; empty: Claim is set
 	claim   string
 	removed []corev1.ResourceName
+	gpus    int64 // 0: as many as the existing claim has
 }
 
 // Bounds of what is converted, and told. The user decides how large a pod is, and the API server has not validated it.
@@ -345,6 +346,7 @@ func (c converter) convert(f family, pod, original *corev1.Pod) (*conversion, er
 	result := &conversion{family: f.Name,
 		Warnings: bounded(slices.Concat(scheduler, rest.warnings, warnings, claim.warnings))}
 	for _, a := range all {
+		a.gpus = a.Count
 		result.containers = append(result.containers, a.converted)
 	}
 	switch n := len(claim.spec.Devices.Requests); {

@@ -4,6 +4,7 @@ package convert
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,21 +13,21 @@ import (
 )
 
 const (
-	kaiFraction = "gpu-fraction"
-	kaiMemory   = "gpu-memory"
-	// The limits of Run:ai, up to which a pod may use what nobody else does.
-	kaiFractionLimit = "gpu-fraction-limit"
-	kaiMemoryLimit   = "gpu-memory-limit"
-
+	kaiFraction  = "gpu-fraction"
+	kaiMemory    = "gpu-memory"
 	kaiDevices   = "gpu-fraction-num-devices"
 	kaiContainer = "gpu-fraction-container-name"
 	kaiMode      = "kai.scheduler/gpu-compute-sharing-mode"
 	// kaiPrefix, the name of a container and a suffix are the names of the newer annotations.
-	kaiPrefix  = "nvidia.com/container."
-	kaiRequest = ".gpu-memory.request"
-	kaiLimit   = ".gpu-memory.limit"
-	wholeGPU   = corev1.ResourceName("nvidia.com/gpu")
+	kaiPrefix        = "nvidia.com/container."
+	kaiRequest       = ".gpu-memory.request"
+	kaiLimit         = ".gpu-memory.limit"
+	kaiContainerMode = ".gpu-compute.mode"
+	wholeGPU         = corev1.ResourceName("nvidia.com/gpu")
 )
+
+// kaiLimits are limits up to which a pod may use what nobody else does: those of Run:ai have a hyphen.
+var kaiLimits = []string{kaiFraction + "-limit", kaiFraction + ".limit", kaiMemory + "-limit", kaiMemory + ".limit"}
 
 // kai is the KAI scheduler and Run:ai. A fraction is one of the memory; according to KAI's documentation it does not
 // limit compute. One container of a pod has the GPU: the first one, unless an annotation names another.
@@ -35,40 +36,52 @@ var kai = family{
 	Annotations:        []string{kaiFraction, kaiMemory},
 	AnnotationPrefixes: []string{kaiPrefix},
 	Foreign:            regexp.MustCompile(`^gpu-(fraction|memory)|^mps$|^(kai\.scheduler|run\.ai|runai)/`),
-	Known: []string{kaiFraction, kaiMemory, kaiFractionLimit, kaiMemoryLimit, kaiDevices, kaiContainer,
-		kaiMode},
-	read: func(r *reader) *gpuRequest { return kaiReader{r}.read() },
+	Known:              append([]string{kaiFraction, kaiMemory, kaiDevices, kaiContainer, kaiMode}, kaiLimits...),
+	read:               func(r *reader) *gpuRequest { return kaiReader{r}.read() },
 }
 
 // kaiReader reads the annotations of KAI and Run:ai.
 type kaiReader struct{ *reader }
 
+// read takes the first amount. The others have to be the same: KAI's webhook writes one amount under several names.
 func (r kaiReader) read() *gpuRequest {
-	request := r.ofContainer()
+	r.checkNames()
+	amounts := []string{kaiPrefix + r.Name + kaiRequest, kaiPrefix + r.Name + kaiLimit}
+	limits := []string{"kai.scheduler/container." + r.Name + ".gpu-memory.portion.limit"}
 	if r.concerns() {
-		if request != nil && (r.annotated(kaiFraction) || r.annotated(kaiMemory)) {
-			r.refuseAnnotation(r.name(), "must not be combined with %s…", kaiPrefix+r.Name)
-		} else if request == nil {
-			request = r.ofPod()
-		}
+		amounts, limits = append(amounts, kaiFraction, kaiMemory), append(limits, kaiLimits...)
 	}
-	if request == nil {
+	at := slices.IndexFunc(amounts, r.annotated)
+	if at < 0 {
 		return nil
 	}
+	asked := amounts[at]
+	amount := r.amount(asked)
+	for _, name := range append(amounts[at+1:], limits...) {
+		if !r.annotated(name) || amount.whole() {
+			continue
+		}
+		switch other := r.amount(name); {
+		case other.whole() || other.equal(amount):
+		case (other.Memory == 0) != (amount.Memory == 0):
+			r.refuseAnnotation(name, "must not be combined with %s", asked)
+		default:
+			r.refuseAnnotation(name, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for "+
+				"as much as the program may use", asked, r.Annotations[asked])
+		}
+	}
+	request := &amount
+	if amount.MemoryShare != 0 {
+		request.Environment = map[string]string{
+			"GPU_PORTION": strconv.FormatFloat(amount.MemoryShare, 'f', -1, 64)}
+	}
 	request.Count = max(1, r.annotatedNumber(kaiDevices, maxGPUs))
-	r.mode(request)
+	r.mode(request, kaiMode)
+	r.mode(request, kaiPrefix+r.Name+kaiContainerMode)
 	if r.has(wholeGPU) {
 		r.refuse(wholeGPU, "must not be combined with a part of a GPU")
 	}
 	return request
-}
-
-// name returns the annotation that asks for a share.
-func (r kaiReader) name() string {
-	if r.annotated(kaiFraction) {
-		return kaiFraction
-	}
-	return kaiMemory
 }
 
 // concerns reports whether the container is the one that gets what the annotations of the pod ask for.
@@ -83,70 +96,36 @@ func (r kaiReader) concerns() bool {
 	return name == r.Name
 }
 
-// ofPod returns what the annotations without the name of a container ask for.
-func (r kaiReader) ofPod() *gpuRequest {
-	if r.annotated(kaiFraction) && r.annotated(kaiMemory) {
-		r.refuseAnnotation(kaiFraction, "must not be combined with %s", kaiMemory)
-		return nil
-	}
-	if r.annotated(kaiMemory) {
-		memory := r.annotatedNumber(kaiMemory, maxMemory/mib)
-		if r.annotated(kaiMemoryLimit) && r.annotatedNumber(kaiMemoryLimit, maxMemory/mib) != memory {
-			r.refuseLimit(kaiMemoryLimit, kaiMemory)
+// amount returns the memory of an annotation. It is none if the annotation is wrong.
+func (r kaiReader) amount(name string) (a gpuRequest) {
+	switch {
+	case strings.HasPrefix(name, kaiFraction), strings.HasSuffix(name, ".portion.limit"):
+		share, err := strconv.ParseFloat(strings.TrimSpace(r.Annotations[name]), 64)
+		if err != nil || !(share > 0 && share < 1) { // NaN too
+			r.refuseAnnotation(name, "must be a number greater than 0 and less than 1; for whole GPUs use %s", wholeGPU)
+			return a
 		}
-		return &gpuRequest{Memory: memory * mib}
+		a.MemoryShare = share
+	case strings.HasSuffix(name, ".limit"), strings.HasSuffix(name, ".request"):
+		a.Memory = r.annotatedMemory(name)
+	default:
+		a.Memory = r.annotatedNumber(name, maxMemory/mib) * mib
 	}
-	value, ok := r.Annotations[kaiFraction]
-	if !ok {
-		return nil
-	}
-	share, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-	if err != nil || !(share > 0 && share < 1) { // NaN too
-		r.refuseAnnotation(kaiFraction, "must be a number greater than 0 and less than 1; for whole GPUs use %s",
-			wholeGPU)
-		return nil
-	}
-	if limit, ok := r.Annotations[kaiFractionLimit]; ok {
-		if most, err := strconv.ParseFloat(strings.TrimSpace(limit), 64); err != nil || most != share {
-			r.refuseLimit(kaiFractionLimit, kaiFraction)
-		}
-	}
-	return &gpuRequest{MemoryShare: share, Environment: map[string]string{
-		"GPU_PORTION": strconv.FormatFloat(share, 'f', -1, 64)}}
+	return a
 }
 
-// refuseLimit refuses a limit that is not the request.
-func (r kaiReader) refuseLimit(limit, request string) {
-	r.refuseAnnotation(limit, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for as much "+
-		"as the program may use", request, r.Annotations[request])
-}
-
-// ofContainer returns what the annotations with the name of the container ask for.
-func (r kaiReader) ofContainer() *gpuRequest {
-	if r.First {
-		for _, name := range r.Sorted {
-			container, ok := kaiNamed(name)
-			switch {
-			case ok && !r.hasContainer(container):
-				r.refuseAnnotation(name, "the pod has no container %s", container)
-			case !ok && strings.HasPrefix(name, kaiPrefix):
-				r.warn("the annotation %s has no effect", name)
-			}
+// checkNames looks at the names of annotations that have the name of a container.
+func (r kaiReader) checkNames() {
+	for _, name := range r.Sorted {
+		container, ok := kaiNamed(name)
+		switch {
+		case !r.First:
+		case ok && !r.hasContainer(container):
+			r.refuseAnnotation(name, "the pod has no container %s", container)
+		case !ok && strings.HasPrefix(name, kaiPrefix) && !written.MatchString(name):
+			r.warn("the annotation %s has no effect", name)
 		}
 	}
-	request, limit := kaiPrefix+r.Name+kaiRequest, kaiPrefix+r.Name+kaiLimit
-	if !r.annotated(request) {
-		request = limit // KAI takes the limit as the request
-	}
-	if !r.annotated(request) {
-		return nil
-	}
-	memory := r.annotatedMemory(request)
-	if r.annotated(limit) && r.annotatedMemory(limit) != memory {
-		r.refuseAnnotation(limit, "must be the request, %s: a claim has one amount of memory, which is the limit",
-			r.Annotations[request])
-	}
-	return &gpuRequest{Memory: memory}
 }
 
 // kaiNamed returns the container in the name of an annotation.
@@ -155,7 +134,7 @@ func kaiNamed(annotation string) (container string, ok bool) {
 	if !ok {
 		return "", false
 	}
-	for _, suffix := range []string{kaiRequest, kaiLimit} {
+	for _, suffix := range []string{kaiRequest, kaiLimit, kaiContainerMode} {
 		if container, ok := strings.CutSuffix(rest, suffix); ok {
 			return container, true
 		}
@@ -163,17 +142,18 @@ func kaiNamed(annotation string) (container string, ok bool) {
 	return "", false
 }
 
-// mode applies the way in which the pods on a GPU share its compute.
-func (r kaiReader) mode(request *gpuRequest) {
-	mode, ok := r.Annotations[kaiMode]
-	switch {
+// mode applies an annotation that says how the pods on a GPU share its compute.
+func (r kaiReader) mode(request *gpuRequest, name string) {
+	mode, ok := r.Annotations[name]
+	switch selector := r.attribute("isolation") + " == 'mps'"; {
 	case !ok:
+	case mode == "sm-sharing" && slices.Contains(request.Selectors, selector):
 	case mode == "sm-sharing":
-		request.Selectors = append(request.Selectors, r.attribute("isolation")+" == 'mps'")
+		request.Selectors = append(request.Selectors, selector)
 	case mode == "time-slicing":
-		r.warn("%s: on GPUs with isolation mps the pods run at the same time and do not take turns", kaiMode)
+		r.warn("%s: on GPUs with isolation mps the pods run at the same time and do not take turns", name)
 	default:
-		r.errs = append(r.errs, field.NotSupported(r.AnnotationPath.Key(kaiMode), mode,
+		r.errs = append(r.errs, field.NotSupported(r.AnnotationPath.Key(name), mode,
 			[]string{"sm-sharing", "time-slicing"}))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	yamlv3 "go.yaml.in/yaml/v3"
@@ -307,20 +308,15 @@ func hasContainers(object map[string]any) bool {
 	return ok
 }
 
-// rayGPUs tells Ray how many GPUs its container has. KubeRay counts limits whose names end with "gpu", unless the
-// parameter is there.
+// rayGPUs tells Ray how many GPUs its container has, unless the parameter is there. KubeRay counts limits whose names
+// end with "gpu".
 func (p podIn) rayGPUs(group string) []string {
 	if group != "ray.io" || len(p.conversion.containers) == 0 {
 		return nil
 	}
 	for _, a := range p.conversion.containers {
-		if a.init || a.index != 0 {
+		if a.init || a.index != 0 || a.gpus == 0 {
 			continue
-		}
-		i := slices.IndexFunc(a.removed,
-			func(name corev1.ResourceName) bool { return strings.HasSuffix(string(name), "gpu") })
-		if i < 0 {
-			return nil
 		}
 		parameters, ok := p.parent["rayStartParams"].(map[string]any)
 		if !ok {
@@ -330,10 +326,9 @@ func (p podIn) rayGPUs(group string) []string {
 		if _, ok := parameters["num-gpus"]; ok {
 			return nil
 		}
-		n := limits(&p.typed.Spec.Containers[0])[a.removed[i]]
-		parameters["num-gpus"] = n.String()
-		return []string{fmt.Sprintf("rayStartParams.num-gpus: %s is added, because KubeRay counts only resources in "+
-			"limits", n.String())}
+		parameters["num-gpus"] = strconv.FormatInt(a.gpus, 10)
+		return []string{fmt.Sprintf("rayStartParams.num-gpus: %d is added, because KubeRay counts only resources in "+
+			"limits", a.gpus)}
 	}
 	return nil
 }

@@ -110,10 +110,27 @@ func TestManifestsOfOwners(t *testing.T) {
 			"workerGroupSpecs: [{" + parameters + "template: {spec: {containers: [{name: w, resources: " + hamiLimits +
 			"}]}}}]}\n"
 	}
+	rayOf := func(template string) string {
+		return "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: r}\nspec: {headGroupSpec: {template: {" +
+			template + "}}}\n"
+	}
 	for _, tc := range []struct{ name, in, told, want string }{
 		{"Ray gets its GPUs", ray(""), "1: RayCluster r: converted true\n  rayStartParams.num-gpus: 1 is added, " +
 			"because " +
 			"KubeRay counts only resources in limits\n" + crd, "rayStartParams:\n      num-gpus: \"1\"\n"},
+		{"Ray gets the GPUs of annotations",
+			rayOf("metadata: {annotations: {gpu-memory: '2000'}}, spec: {containers: [{name: w}]}"),
+			"1: RayCluster r: converted true\n  rayStartParams.num-gpus: 1 is added, because KubeRay counts only " +
+				"resources in limits\n" + crd, "rayStartParams:\n      num-gpus: \"1\"\n"},
+		{"Ray gets the GPUs of a resource of another name",
+			rayOf("spec: {containers: [{name: w, resources: {limits: {aliyun.com/gpu-mem: 2, " +
+				"aliyun.com/gpu-count: 2}}}]}"),
+			"1: RayCluster r: converted true\n  container w: GPUs with isolation mps do not give one container 2 " +
+				"shares: MPS limits a process on one GPU only\n  container w: aliyun.com/gpu-mem: the driver " +
+				"enforces the memory, unless the node has isolation none; gpushare does not\n  container w: " +
+				"ALIYUN_COM_GPU_MEM_DEV and " +
+				"ALIYUN_COM_GPU_MEM_IDX are not set: the GPU is chosen later\n  rayStartParams.num-gpus: 2 is added, " +
+				"because KubeRay counts only resources in limits\n" + crd, "num-gpus: \"2\"\n"},
 		{"Ray has its GPUs", ray("rayStartParams: {num-gpus: '2'}, "), "1: RayCluster r: converted true\n" + crd,
 			"num-gpus: \"2\""},
 		{"large numbers", ray("rayStartParams: {num-gpus: '2'}, "), "1: RayCluster r: converted true\n" + crd,
