@@ -57,7 +57,10 @@ func TestLookUpRuntime(t *testing.T) {
 			"containerd 1.6.4 unsupported cdi-unsupported"},
 		{"the Node object says containerd 2", nil, "containerd://2.1.0-k3s1", "containerd 2.1.0-k3s1 on"},
 		{"the Node object says CRI-O", nil, "cri-o://1.34.0", "cri-o 1.34.0 on"},
-		{"another runtime", nil, "docker://27.1", "docker 27.1 unknown runtime-unknown"},
+		{"Docker", nil, "docker://27.1", "docker 27.1 unsupported cdi-unsupported"},
+		{"Docker, and the configuration of the host's containerd", map[string]string{config: "version = 3\n"},
+			"docker://27.1", "docker 27.1 unsupported cdi-unsupported"},
+		{"another runtime", nil, "isulad://2.1", "isulad 2.1 unknown runtime-unknown"},
 		{"containerd 1.7 with CDI", map[string]string{config: "version = 2\n" + oldPlace + "enable_cdi = true\n"},
 			"containerd://1.7.24", "containerd 1.7.24 on"},
 		{"containerd 2 without", map[string]string{config: "version = 3\n" + newPlace + "enable_cdi = false\n"},
@@ -107,6 +110,24 @@ func TestLookUpRuntime(t *testing.T) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
+	}
+}
+
+// TestRuntimesWithoutCDI: each has its own cause.
+func TestRuntimesWithoutCDI(t *testing.T) {
+	for version, want := range map[string]string{
+		"":                   "the container runtime was not found",
+		"containerd://1.6.4": "containerd 1.6.4 knows no CDI: containers start without their GPUs",
+		"containerd://": "containerd: its version is not known, and its configuration does not say whether CDI is " +
+			"on",
+		"isulad://2.1": "isulad 2.1: it is not known whether this runtime uses CDI",
+		"docker://29.4.0": "docker 29.4.0 gets no CDI devices from cri-dockerd, unless that has its change #522: " +
+			"containers start without their GPUs",
+	} {
+		problems := host.RuntimeProblems("", version, "/var/run/cdi")
+		if len(problems) != 1 || problems[0].What != want {
+			t.Errorf("%q: got %v, want %s", version, problems, want)
+		}
 	}
 }
 

@@ -41,8 +41,7 @@ var (
 	CDIOff = ProblemKind{"cdi-off", Error,
 		"in the section of the CRI plugin of containerd's configuration set enable_cdi = true, and restart containerd"}
 	CDIUnsupported = ProblemKind{"cdi-unsupported", Error,
-		"update containerd: CDI came with 1.7, and is on by default " +
-			"since 2.0"}
+		"use CRI-O, or containerd: there CDI came with 1.7, and is on by default since 2.0"}
 	CDIDirUnread = ProblemKind{"cdi-dir-unread", Error,
 		"give the driver a directory that the runtime reads (--cdi-dir, cdiDir of the chart), or add its directory " +
 			"to the runtime's cdi_spec_dirs"}

@@ -158,6 +158,9 @@ func (r *Runtime) checkCDI(settings []*toml.Tree) {
 		r.CDI = "on"
 		r.setDirs(settings, []string{"crio", "runtime", "cdi_spec_dirs"})
 		return
+	case "docker":
+		r.CDI = "unsupported"
+		return
 	case "containerd":
 	default:
 		return
@@ -223,12 +226,19 @@ func (r *Runtime) problems(cdiDir string) []Problem {
 	case "off":
 		out = append(out, CDIOff.Found("%s has CDI switched off: containers start without their GPUs", name))
 	case "unsupported":
-		out = append(out, CDIUnsupported.Found("%s knows no CDI: containers start without their GPUs", name))
+		does := "knows no CDI"
+		if r.Name == "docker" {
+			does = "gets no CDI devices from cri-dockerd, unless that has its change #522"
+		}
+		out = append(out, CDIUnsupported.Found("%s %s: containers start without their GPUs", name, does))
 	case "unknown":
-		if name == "" {
+		switch r.Name {
+		case "":
 			name = "the container runtime was not found"
-		} else {
+		case "containerd":
 			name += ": its version is not known, and its configuration does not say whether CDI is on"
+		default:
+			name += ": it is not known whether this runtime uses CDI"
 		}
 		return append(out, RuntimeUnknown.Found("%s", name))
 	}

@@ -35,7 +35,11 @@ func (t *Toolkit) MemoryLimit(d gpu.Device) (gpu.Access, error) {
 
 func memoryLimit(d gpu.Device, root driverroot.Root, hookPath string, cgroup2 bool) (gpu.Access, error) {
 	branch, _, _ := strings.Cut(d.DriverVersion, ".")
-	if n, err := strconv.Atoi(branch); err != nil || n < memoryLimitDriver {
+	n, err := strconv.Atoi(branch)
+	if err != nil {
+		return gpu.Access{}, fmt.Errorf("driver %q is of no known branch: %w", d.DriverVersion, ErrNoMemoryLimit)
+	}
+	if n < memoryLimitDriver {
 		return gpu.Access{}, fmt.Errorf("driver %s is older than R%d: %w", d.DriverVersion, memoryLimitDriver,
 			ErrNoMemoryLimit)
 	}

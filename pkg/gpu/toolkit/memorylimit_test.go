@@ -23,7 +23,7 @@ func TestMemoryLimit(t *testing.T) {
 			"[] driver 610.43.02 is older than R615: no memory limits by cgroup"},
 		{"control groups that cannot", "615.10", false,
 			"[] /sys/fs/cgroup is not cgroup v2: no memory limits by cgroup"},
-		{"a driver that nobody knows", "", true, "[] driver  is older than R615: no memory limits by cgroup"},
+		{"a driver that nobody knows", "", true, "[] driver \"\" is of no known branch: no memory limits by cgroup"},
 	} {
 		access, err := memoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver},
 			driverroot.Root{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
