@@ -205,6 +205,14 @@ func TestScripts(t *testing.T) {
 			"r0=node/gpu-1-mig-1g10gb-0 r1=node/gpu-2",
 			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0,gpu-2\n" + aSliceCDI +
 				"\ncdi a-gpu-2 /dev/nvidia1" + common},
+		// A container that sees one of them would have no limit at all.
+		{"several whole GPUs have the limits of their MPS daemon, and no variable", "prepare a gpu-1,gpu-2 MPS:5Gi",
+			"r0=node/gpu-1 r1=node/gpu-2", exclusive1 + "\nGPU-2: time slice Default, compute mode " +
+				"EXCLUSIVE_PROCESS\ndaemon gpu-1 50% GPU-1=5120Mi GPU-2=5120Mi\na Prepared boot-0 gpu-1,gpu-2\n" +
+				"cdi a-gpu-1 /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe " +
+				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50\n" +
+				"cdi a-gpu-2 /dev/nvidia1 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe " +
+				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50" + common},
 		{"MPS inside a partition", "prepare a gpu-1-mig-1g10gb-0 MPS", "r0=node/gpu-1-mig-1g10gb-0",
 			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\ndaemon gpu-1-mig-1g10gb-0 0% MIG-=0Mi\na Prepared boot-0 " +
 				"gpu-1-mig-1g10gb-0\n" +

@@ -176,8 +176,8 @@ func (w *fixture) context() context.Context {
 }
 
 // claim returns a claim with the allocated devices "gpu-1,gpu-2", one request each. After a space, "A=1" sets a
-// variable, and "Long" or "MPS" configures sharing. After a device, "#s" is the share ID, ":5Gi/30" the consumed
-// capacity, and "!" means admin access.
+// variable, and "Long", "MPS" or "MPS:5Gi" configures sharing. After a device, "#s" is the share ID, ":5Gi/30" the
+// consumed capacity, and "!" means admin access.
 func claim(name, allocated string) *resourceapi.ResourceClaim {
 	devices, env, _ := strings.Cut(allocated, " ")
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
@@ -211,6 +211,9 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 		config = `"iommu":{"backendPolicy":"PreferIommuFD","enableAPIDevice":false}`
 	case env == "MPS":
 		config = `"sharing":{"strategy":"MPS"}`
+	case strings.HasPrefix(env, "MPS:"):
+		config = fmt.Sprintf(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,`+
+			`"defaultPinnedDeviceMemoryLimit":%q}}`, env[4:])
 	default:
 		config = fmt.Sprintf(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":%q}}`, env)
 	}

@@ -30,7 +30,11 @@ func newMPSClient(q quota, d gpu.Device) *MPSClient {
 
 func (c MPSClient) name() string { return ", MPS" }
 
-// limits refers to GPUs by their index in the daemon.
+// memoryLimits begins the variable of a client's memory limits. According to NVIDIA's figures of R615, a client has no
+// limit at all, not even that of its daemon, if the variable has a GPU that the client does not see.
+const memoryLimits = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
+
+// limits refers to GPUs by their index in the daemon: NVIDIA's programs did not apply limits by UUID.
 func (c MPSClient) limits() []string {
 	var env, memory []string
 	if c.ThreadPercentage != 0 {
@@ -42,16 +46,21 @@ func (c MPSClient) limits() []string {
 		}
 	}
 	if len(memory) > 0 {
-		env = append(env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+strings.Join(memory, ","))
+		env = append(env, memoryLimits+strings.Join(memory, ","))
 	}
 	return env
 }
 
-// access mounts the daemon's pipe directory, and the shared memory between the daemon and its clients.
+// access mounts the daemon's pipe directory, and the shared memory between the daemon and its clients. Clients of
+// several GPUs have the memory limits of their daemon, which are the same, and no variable: a container may use one
+// request of the claim, and a program may narrow CUDA_VISIBLE_DEVICES.
 func (c MPSClient) access(h Host) (gpu.Access, error) {
-	pipe := h.Daemons.Pipe(c.Daemon)
+	pipe, limits := h.Daemons.Pipe(c.Daemon), c.limits()
+	if len(c.GPUs) > 1 {
+		limits = slices.DeleteFunc(limits, func(v string) bool { return strings.HasPrefix(v, memoryLimits) })
+	}
 	access := gpu.Access{
-		Env:    append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, c.limits()...),
+		Env:    append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, limits...),
 		Mounts: []gpu.Mount{{HostPath: pipe, ContainerPath: pipe, Options: gpu.ReadWrite}},
 	}
 	state, err := h.Daemons.State(c.Daemon)

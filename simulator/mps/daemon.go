@@ -322,7 +322,7 @@ func (d *daemon) schedule() {
 		if len(d.serving.clients) >= maxClients {
 			c.refusal = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
 		} else {
-			c.limits = c.limits.lower(d.serving.limits)
+			c.limits = c.limits.lower(d.serving.limits, len(d.gpus))
 			d.serving.clients = append(d.serving.clients, c)
 		}
 		close(c.admitted)

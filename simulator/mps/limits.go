@@ -36,10 +36,17 @@ func (l limits) percent() float64 {
 
 func (l limits) clone() limits { return limits{l.threads, maps.Clone(l.memory)} }
 
-// lower returns the lower of both limits, one by one.
-func (l limits) lower(other limits) limits {
+// lower returns the lower of both limits, one by one. A client that limits a device which is not there has no memory
+// limit, as NVIDIA has measured with R615.
+func (l limits) lower(other limits, devices int) limits {
 	out := l.clone()
 	out.threads = min(l.percent(), other.percent())
+	for device := range l.memory {
+		if device >= devices {
+			out.memory = nil
+			return out
+		}
+	}
 	for device, bytes := range other.memory {
 		if is, ok := out.memory[device]; !ok || bytes < is {
 			out.set(device, bytes)

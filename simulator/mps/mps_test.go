@@ -216,7 +216,9 @@ func TestLimits(t *testing.T) {
 		{"none", "", "", "", []uint64{100, 200}, "100MiB of 0MiB, 100%; 300MiB of 0MiB, 100%"},
 		{"of the client", "", "30", "0=500M", []uint64{400, 100, 1}, "400MiB of 500MiB, 30%; 500MiB of 500MiB, 30%; " +
 			"CUDA_ERROR_OUT_OF_MEMORY"},
-		{"of another device", "", "", "1=1M", []uint64{400}, "400MiB of 0MiB, 100%"},
+		// NVIDIA's figures of R615: 0=2G,1=4G, with one GPU.
+		{"of a device that is not there: none at all", "set_default_device_pinned_mem_limit 0 1G", "", "0=1M,1=2M",
+			[]uint64{4096}, "4096MiB of 0MiB, 100%"},
 		{"by default", "set_default_active_thread_percentage 50; set_default_device_pinned_mem_limit 0 1G", "", "",
 			[]uint64{1024, 1},
 			"1024MiB of 1024MiB, 50%; CUDA_ERROR_OUT_OF_MEMORY"},
