@@ -78,6 +78,29 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// TestBoot: a program that starts in another boot of the machine finds its GPUs as after a reboot.
+func TestBoot(t *testing.T) {
+	dir := tmpfs.Dir(t)
+	for _, tt := range []struct {
+		name, boot string
+		lost       bool
+	}{
+		{"the first start of the simulation", "a", false},
+		{"another start in the same boot", "a", false},
+		{"after a power cut", "b", true},
+		{"another start after it", "b", false},
+	} {
+		n := open(t, dir, profile(t, "t4-x2"))
+		must(t, n.SetComputeMode("0", hwprofile.ComputeModeExclusiveProcess))
+		must(t, open(t, dir, profile(t, "t4-x2")).Boot(tt.boot))
+		v, err := n.View()
+		must(t, err)
+		if mode, _ := v.GPUs[0].ComputeMode().Get(); (mode != hwprofile.ComputeModeExclusiveProcess) != tt.lost {
+			t.Errorf("%s: compute mode %s, lost: want %t", tt.name, mode, tt.lost)
+		}
+	}
+}
+
 // TestResetAndUnload are allowed and refused, and what is left afterwards.
 func TestResetAndUnload(t *testing.T) {
 	open1 := func(n *node.Node) func() { return n.Use() }

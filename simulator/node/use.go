@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -131,6 +132,27 @@ func (n *Node) Reboot() error {
 		s.Unloaded = false
 		return nil
 	})
+}
+
+// bootFile has the ID of the boot in which the GPUs are. It is none of the state, whose format older programs read.
+const bootFile = "boot_id"
+
+// Boot is a Reboot if the ID is that of another boot of the machine than the last one. It may be repeated.
+func (n *Node) Boot(id string) error {
+	path := filepath.Join(n.dir, bootFile)
+	last, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil && string(last) == id {
+		return nil
+	}
+	if err == nil {
+		if err := n.Reboot(); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(path, []byte(id), 0o644)
 }
 
 // Unload unloads the driver as rmmod does: NVML answers ERROR_DRIVER_NOT_LOADED until Load or ReloadDriver. The GPUs

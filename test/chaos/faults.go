@@ -67,13 +67,9 @@ func cutPower(ctx context.Context, l *lab, f faultPlan) error {
 	if _, err := l.control(ctx, "crash", f.node); err != nil {
 		return err
 	}
-	machine, err := l.machine(f.node)
-	if err == nil {
-		err = machine.Reboot()
-	}
 	pause(ctx, f.hold)
-	_, startErr := l.control(context.WithoutCancel(ctx), "start", f.node)
-	return errors.Join(err, startErr)
+	_, err := l.control(context.WithoutCancel(ctx), "start", f.node)
+	return err
 }
 
 func cutNetwork(ctx context.Context, l *lab, f faultPlan) error {

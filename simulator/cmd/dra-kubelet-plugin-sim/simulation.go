@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -56,6 +57,13 @@ func (s *simulation) Flags() (plugin, tools *pflag.FlagSet) {
 // Open creates the simulated machine unless it exists.
 func (s *simulation) Open(ctx context.Context, client kubernetes.Interface, node string) (app.Machine, error) {
 	machine, err := s.machine(ctx, client, node)
+	if err != nil {
+		return app.Machine{}, err
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // of a node of test/cluster, too
+	if err == nil {
+		err = machine.Boot(strings.TrimSpace(string(bootID)))
+	}
 	if err != nil {
 		return app.Machine{}, err
 	}
