@@ -55,6 +55,7 @@ type daemon struct {
 // server serves the clients of one user, or of all users.
 type server struct {
 	uid     uint32
+	wedged  bool // later clients hang
 	limits  limits
 	clients []*client // in order of admission
 }
@@ -123,8 +124,13 @@ func (c *config) fault() (node.MPSFault, string) {
 // watch blocks until the daemon must end.
 func (d *daemon) watch(ctx context.Context) error {
 	for {
-		if f, gpu := d.fault(); f.Dead {
+		switch f, gpu := d.fault(); {
+		case f.Dead:
 			return fmt.Errorf("simulated fault: daemons on %s die", gpu)
+		case f.Wedged && d.wedge():
+			if err := d.node.HealMPS(gpu); err != nil { // it is the server's from now on
+				d.logf("%v", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -134,6 +140,20 @@ func (d *daemon) watch(ctx context.Context) error {
 		case <-time.After(pollPeriod):
 		}
 	}
+}
+
+// wedge ends the clients of the server and lets later ones hang. It reports whether there is a server.
+func (d *daemon) wedge() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.serving == nil {
+		return false
+	}
+	d.serving.wedged = true
+	for _, c := range d.serving.clients {
+		_ = c.conn.Close()
+	}
+	return true
 }
 
 // open creates the files in the pipe directory, and removes processes that a killed daemon left on the node.
@@ -319,6 +339,10 @@ func (d *daemon) schedule() {
 			return
 		}
 		d.waiting = d.waiting[1:]
+		if d.serving.wedged { // the daemon lists it, and it gets no answer
+			d.serving.clients = append(d.serving.clients, c)
+			continue
+		}
 		if len(d.serving.clients) >= maxClients {
 			c.refusal = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
 		} else {

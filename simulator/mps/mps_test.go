@@ -391,6 +391,40 @@ func TestConnectCanceled(t *testing.T) {
 	must(t, second.Close())
 }
 
+// TestWedge: after a client was killed with work in flight, the others end, and later ones hang while every command
+// answers as before. A new server has the limits of the daemon.
+func TestWedge(t *testing.T) {
+	w := newFixture(t)
+	w.start(t)
+	w.run("set_default_device_pinned_mem_limit 0 1G")
+	first := w.connect(t, "", "")
+	must(t, w.BreakMPS("0", node.MPSFault{Wedged: true}))
+	first.Wait()
+	_ = first.Close()
+	eventually(t, "the client has left", func() bool { return w.run("get_client_list PID") == "" })
+	hanging := make(chan error)
+	go func() {
+		_, err := mps.Connect(t.Context(), w.pipe, "", "")
+		hanging <- err
+	}()
+	eventually(t, "the next client is listed", func() bool { return w.run("get_client_list PID") != "" })
+	select {
+	case err := <-hanging:
+		t.Errorf("it does not hang: error %v", err)
+	default:
+	}
+	if got := w.run("get_server_status PID"); got != "ACTIVE" {
+		t.Errorf("the server is %s", got)
+	}
+	w.run("shutdown_server PID -f")
+	if err := <-hanging; err == nil {
+		t.Error("it survives its server")
+	}
+	if got, want := allocate(t, w.connect(t, "", ""), 10), "10MiB of 1024MiB, 100%"; got != want {
+		t.Errorf("a client of the next server: got %s, want %s", got, want)
+	}
+}
+
 func TestFaults(t *testing.T) {
 	w := newFixture(t)
 	run := func() (code int, text string) {

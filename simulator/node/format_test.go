@@ -115,6 +115,8 @@ func TestEncodeOldestFormat(t *testing.T) {
 			func(n *node.Node) error { return setHealth(n, "0", "retired-pages=none") }, 6},
 		{"a PCIe error", func(n *node.Node) error { return n.CountAER("gpu-3b-00-0", "fatal", 1) },
 			func(n *node.Node) error { return n.CountAER("gpu-3b-00-0", "fatal", -1) }, 8},
+		{"a wedged MPS server", func(n *node.Node) error { return n.BreakMPS("0", node.MPSFault{Wedged: true}) },
+			func(n *node.Node) error { return n.HealMPS("0") }, 9},
 		{"an unloaded driver", (*node.Node).Unload, (*node.Node).Load, 6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

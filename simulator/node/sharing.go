@@ -43,6 +43,9 @@ type MPSFault struct {
 	Slow     time.Duration `json:",omitempty"` // the daemon starts this much later
 	Dead     bool          `json:",omitempty"` // the daemon exits now and at every start
 	Refusing bool          `json:",omitempty"` // the daemon refuses to start; a running one continues
+	// Wedged: a client was killed with work in flight. The other clients of the server end, and later ones hang. It
+	// ends with the server.
+	Wedged bool `json:",omitempty"`
 }
 
 // String is the fault as the node prints it.
@@ -52,6 +55,8 @@ func (f MPSFault) String() string {
 		return "dead"
 	case f.Refusing:
 		return "refusing"
+	case f.Wedged:
+		return "wedged"
 	}
 	return "slow " + f.Slow.String()
 }
@@ -59,7 +64,7 @@ func (f MPSFault) String() string {
 // BreakMPS injects a fault into the MPS daemons that use the GPU, and replaces an earlier one.
 func (n *Node) BreakMPS(which string, f MPSFault) error {
 	if f == (MPSFault{}) || f.Slow < 0 {
-		return errors.New("a fault of MPS is one of slow, by more than nothing, dead and refusing")
+		return errors.New("a fault of MPS is one of slow, by more than nothing, dead, refusing and wedged")
 	}
 	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.MPS = &f

@@ -57,11 +57,14 @@ const AllCalls = "all"
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
 // minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs;
-// format 8 PCIe errors, licences and vGPUs.
-const format = 8
+// format 8 PCIe errors, licences and vGPUs; format 9 wedged MPS servers.
+const format = 9
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.MPS != nil && g.MPS.Wedged }) {
+		return 9
+	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
 		return g.AER != AER{} || g.License != nil || len(g.VGPUs) > 0
 	}) {

@@ -80,12 +80,13 @@ func gpuCommand(dir *string, use, short string, do func(n *node.Node, gpu string
 
 func mpsCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "mps GPU slow=DURATION|dead|refusing|heal",
+		Use:   "mps GPU slow=DURATION|dead|refusing|wedged|heal",
 		Short: "Break or mend the MPS daemons of a GPU",
 		Long: "Break or mend the MPS daemons of a GPU: slow ones take so long to start, dead ones die, now and " +
 			"whenever they are started,\n" +
-			"refusing ones say that they cannot start, while one that runs goes on. \"heal\" takes away what was " +
-			"wrong with them.",
+			"refusing ones say that they cannot start, while one that runs goes on. The clients of a wedged server " +
+			"end, later ones hang,\nand the daemon says nothing, until the server ends. \"heal\" takes away what " +
+			"was wrong with them.",
 		Example: "  simctl mps gpu-1b-00-0 slow=5s\n  simctl mps 0 dead\n  simctl mps 0 heal",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -114,11 +115,13 @@ func parseMPS(text string) (func(n *node.Node, gpu string) error, error) {
 		return order(node.MPSFault{Dead: true}), nil
 	case text == "refusing":
 		return order(node.MPSFault{Refusing: true}), nil
+	case text == "wedged":
+		return order(node.MPSFault{Wedged: true}), nil
 	case name == "slow":
 		d, err := parseDuration(value)
 		return order(node.MPSFault{Slow: d}), err
 	}
-	return nil, fmt.Errorf("MPS %q: want slow=DURATION, dead, refusing or heal", text)
+	return nil, fmt.Errorf("MPS %q: want slow=DURATION, dead, refusing, wedged or heal", text)
 }
 
 func parseDuration(text string) (time.Duration, error) {

@@ -115,7 +115,7 @@ func TestCommands(t *testing.T) {
 		{"an MPS daemon is mended", "mps 0 refusing; mps 0 heal; print", "t4-x2 driver=580.95.05\n" + first +
 			"Default\n" + second},
 		{"slow by nothing", "mps 0 slow", `error: duration "": want one such as 100ms, 3s or 1m` + "\n"},
-		{"an unknown fault of MPS", "mps 0 sick", `error: MPS "sick": want slow=DURATION, dead, refusing or heal` +
+		{"an unknown fault of MPS", "mps 0 sick", `error: MPS "sick": want slow=DURATION, dead, refusing, wedged or heal` +
 			"\n"},
 		{"an XID", "xid 0 79", "0 reports XID 79\n"},
 		{"many XIDs", "xid gpu-3b-00-0 31 --count 3 --rate 1000", "gpu-3b-00-0 reports XID 31, 3 times\n"},
