@@ -54,17 +54,31 @@ func (e *checker) clients(ctx context.Context, c control, g check.GPU, users []i
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	limit := min(g.Memory>>22, 2<<10) // MiB: a quarter of the GPU, or 2 GiB
-	start := func(user int) (client, error) { return startCUDA(ctx, library, c.pipe, limit, user) }
+	memory := fmt.Sprintf("0=%dM", limit)
+	start := func(user int, memory string) (client, error) { return startCUDA(ctx, library, c.pipe, memory, user) }
 	if e.simulateDir != "" {
-		start = func(int) (client, error) { return connectSimulated(ctx, c.pipe, limit) }
+		start = func(_ int, memory string) (client, error) { return connectSimulated(ctx, c.pipe, memory) }
 	}
 	// Clients of other users look up the pipe directory in it.
 	err := os.Chmod(e.dir, 0o711)
 	if err == nil {
-		err = runClients(start, users, limit)
+		err = runClients(func(user int) (client, error) { return start(user, memory) }, users, limit)
 	}
 	e.expect(err, clientsStep, "users %d and %d: each got %d MiB of its limit of %d MiB, and nothing above it",
 		users[0], users[1], limit/4, limit)
+	if err != nil {
+		return
+	}
+	one, err := start(users[0], memory+fmt.Sprintf(",1=%dM", limit))
+	if err == nil {
+		err = one.allocate(2 * limit)
+		_ = one.close()
+	}
+	if errors.Is(err, errOutOfMemory) {
+		e.add(verified, unseenStep, "it keeps its limit: docs/isolation.md is stricter than this driver")
+		return
+	}
+	e.expect(err, unseenStep, "it has no limit, as docs/isolation.md says")
 }
 
 // runClients starts a client for each user. Each allocates a quarter of the limit, and then tries the whole limit.
@@ -103,8 +117,8 @@ const limitThreads = "25"
 // simulatedClient is a client of a simulated daemon.
 type simulatedClient struct{ *simmps.Client }
 
-func connectSimulated(ctx context.Context, pipe string, limit uint64) (client, error) {
-	c, err := simmps.Connect(ctx, pipe, limitThreads, fmt.Sprintf("0=%dM", limit))
+func connectSimulated(ctx context.Context, pipe, memory string) (client, error) {
+	c, err := simmps.Connect(ctx, pipe, limitThreads, memory)
 	if err != nil {
 		return nil, err
 	}
@@ -132,10 +146,10 @@ type cudaProcess struct {
 }
 
 // startCUDA starts a client with limits as the user.
-func startCUDA(ctx context.Context, library, pipe string, limit uint64, user int) (client, error) {
+func startCUDA(ctx context.Context, library, pipe, memory string, user int) (client, error) {
 	c := &cudaProcess{cmd: exec.CommandContext(ctx, "/proc/self/exe", cudaClient, library)}
 	c.cmd.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+pipe, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+limitThreads,
-		fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", limit))
+		"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+memory)
 	c.cmd.Dir, c.cmd.Stderr, c.cmd.WaitDelay = "/", os.Stderr, time.Second
 	if user != os.Geteuid() {
 		c.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}

@@ -27,6 +27,7 @@ const (
 	multiUserStep = "an MPS daemon for several users"
 	serverStep    = "an MPS server before the first client"
 	clientsStep   = "two MPS clients with limits at once"
+	unseenStep    = "an MPS client with a limit of a GPU that it does not see"
 	readBackStep  = "limits of MPS, read back"
 )
 
