@@ -60,10 +60,6 @@ func demoOn(ctx context.Context, kubeconfig string) error {
 	if err := buildDemoRunner.run(ctx); err != nil {
 		return err
 	}
-	return showDemos(ctx, t)
-}
-
-func showDemos(ctx context.Context, t target) error {
 	if err := t.install(ctx); err != nil {
 		return err
 	}
@@ -86,7 +82,13 @@ func startDemo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return showDemos(ctx, t)
+	if err := t.install(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(t.partition(ctx), t.recovery(ctx, "none")); err != nil { // an earlier run left it sick
+		return err
+	}
+	return errors.Join(t.runDemos(ctx), t.furnish(ctx))
 }
 
 func demoDown(ctx context.Context) error {
@@ -142,7 +144,7 @@ func useIt(kubeconfig string, path ...string) string {
 	return fmt.Sprintf(`
 The cluster is running. Use it:
   export KUBECONFIG=%s PATH=%s:$PATH
-  kubectl gpu ls                                 # every GPU, what is free, and who has it
+  kubectl gpu ls                                 # every GPU, what is free, who has it, and one that is sick
   kubectl gpu why worker -n demo-unsatisfiable   # why a pod waits, and what would help
   kubectl gpu ui                                 # the same as a page in the browser
   kubectl get pods,resourceclaims -A

@@ -21,6 +21,22 @@ func TestUseIt(t *testing.T) {
 	}
 }
 
+// The commands that are printed are about what stays: no demo after the first ends those before it.
+func TestWhatStays(t *testing.T) {
+	if !strings.Contains(useIt("", ""), "-n demo-"+stay[len(stay)-1]+" ") {
+		t.Errorf("got %s, want a pod of %s", useIt("", ""), stay[len(stay)-1])
+	}
+	for i, name := range stay {
+		text, err := os.ReadFile("../../demo/" + name + "/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && strings.Contains(string(text), "demo.gpu-dra-driver/alone") {
+			t.Errorf("%s must be alone on the cluster", name)
+		}
+	}
+}
+
 func TestErrorOfACommand(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for want, args := range map[string][]string{"demo: exit status 1": {"_output/bin/demo"},

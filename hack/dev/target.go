@@ -156,12 +156,58 @@ type step struct {
 
 // partition runs the steps of staticMIG.
 func (t target) partition(ctx context.Context) error {
+	return t.simulate(ctx, staticMIG.profile, func(simctl simctl) error {
+		for _, step := range staticMIG.steps {
+			machine, err := simctl("print")
+			if err != nil {
+				return err
+			}
+			if strings.Contains(machine, step.sign) {
+				continue
+			}
+			if _, err := simctl(step.args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// stay are the demos that run once more at the end, so that there is something to look at. A demo that must be alone on
+// the cluster ends those before it.
+var stay = []string{"fractions", "mig-two-profiles", "nvlink-pair", "shared-claim", "unsatisfiable"}
+
+// sickGPU is a GPU that is sick when all demos have run, on the machine with that profile.
+var sickGPU = struct{ profile, name string }{"l40s-x4", "gpu-38-00-0"}
+
+// furnish leaves a cluster that shows something: shares, partitions, a pod that waits, and a sick GPU.
+func (t target) furnish(ctx context.Context) error {
+	say("for you to look at: %s, and a sick GPU", strings.Join(stay, ", "))
+	if _, err := (command{args: append([]string{demoRunner}, stay...), env: t.env()}).output(ctx); err != nil {
+		return err
+	}
+	return t.recovery(ctx, "reset")
+}
+
+// recovery sets what NVML says must be done with the sick GPU.
+func (t target) recovery(ctx context.Context, action string) error {
+	return t.simulate(ctx, sickGPU.profile, func(simctl simctl) error {
+		_, err := simctl("health", sickGPU.name, "recovery-action="+action)
+		return err
+	})
+}
+
+// simctl changes the simulated machine of a node.
+type simctl func(args ...string) (string, error)
+
+// simulate calls do for each node with that profile.
+func (t target) simulate(ctx context.Context, profile string, do func(simctl) error) error {
 	connection, err := kube.Connect(t.kubeconfig)
 	if err != nil {
 		return err
 	}
 	var nodes corev1.NodeList
-	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: staticMIG.profile}); err != nil {
+	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: profile}); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
 	plugins, err := connection.Pods(ctx, "gpu-dra-driver", kube.PluginLabels)
@@ -174,20 +220,10 @@ func (t target) partition(ctx context.Context) error {
 			func(n corev1.Node) bool { return n.Name == plugin.Spec.NodeName }) {
 			continue
 		}
-		for _, step := range staticMIG.steps {
-			simctl := func(args ...string) (string, error) {
-				return connection.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
-			}
-			machine, err := simctl("print")
-			if err != nil {
-				return err
-			}
-			if strings.Contains(machine, step.sign) {
-				continue
-			}
-			if _, err := simctl(step.args...); err != nil {
-				return err
-			}
+		if err := do(func(args ...string) (string, error) {
+			return connection.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
+		}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -318,16 +318,16 @@ func TestWork(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		}
-		expect("0 % of all: 0 of 3 packages compiled")
+		expect("0 % of all: 0 of 3 packages compiled in 0s")
 		time.Sleep(6 * time.Minute)
 		w.compiled("a")
 		w.compiled("a")               // by the build of another component
 		w.compiled("not/in/the/list") // as of a test
-		expect("60 % of all: 1 of 3 packages compiled, about 4 min left")
+		expect("60 % of all: 1 of 3 packages compiled in 6m0s")
 		w.compiled("b")
-		expect("90 % of all: 2 of 3 packages compiled, less than a minute left")
+		expect("90 % of all: 2 of 3 packages compiled in 6m0s")
 		w.compiled("c")
-		expect("100 % of all: 3 of 3 packages compiled, linking")
+		expect("100 % of all: 3 of 3 packages compiled in 6m0s, linking")
 	})
 }
 

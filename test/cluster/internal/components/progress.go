@@ -148,23 +148,18 @@ func (w *work) tell() (end func()) {
 	}
 }
 
-// String says how much of all is done, and how long the rest takes at the speed so far.
+// String says how much of all is done. It does not say how long the rest takes: packages of the same size take very
+// different times, and Go's cache has some of them.
 func (w *work) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.of == 0 {
 		return "linking"
 	}
-	text := fmt.Sprintf("%d %% of all: %d of %d packages compiled", 100*w.done/w.all, w.number, w.of)
-	passed := time.Since(w.started)
-	switch left := time.Duration(float64(passed) * float64(w.all-w.done) / float64(max(w.done, 1))); {
-	case w.done == w.all:
+	text := fmt.Sprintf("%d %% of all: %d of %d packages compiled in %s", 100*w.done/w.all, w.number, w.of,
+		time.Since(w.started).Truncate(time.Second))
+	if w.done == w.all {
 		return text + ", linking"
-	case 50*w.done < w.all: // too early to say
-		return text
-	case left < time.Minute:
-		return text + ", less than a minute left"
-	default:
-		return text + fmt.Sprintf(", about %.0f min left", left.Minutes())
 	}
+	return text
 }
