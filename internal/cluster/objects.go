@@ -112,11 +112,11 @@ func capacityOf(spec *resourceapi.ResourceClaimSpec, request string) *resourceap
 	return nil
 }
 
-// IsStatic reports whether a file of its node creates the pod.
+// IsStatic reports whether a file of its node creates the pod. The kubelet deletes others with this annotation; an owner
+// of the kind Node could be written by anybody.
 func IsStatic(pod *corev1.Pod) bool {
-	owner := metav1.GetControllerOfNoCopy(pod)
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return mirror || owner != nil && owner.Kind == "Node"
+	return mirror
 }
 
 // Ready reports whether the pod is ready, as the kubelet says. Kubernetes says no for a pod of a node that is gone.

@@ -32,7 +32,7 @@ const (
 	exactAsked = 400
 	// maxSets is how many sets of victims of one node are compared.
 	maxSets = 1 << 14
-	// endsWithin is how long a pod that should have ended is still expected to end.
+	// endsWithin is how soon a pod ends that counts as gone, and how long one that should have ended still does.
 	endsWithin = 30 * time.Second
 )
 
@@ -71,15 +71,15 @@ var ErrNoVictims = errors.New("no set of pods of lower priority makes room")
 // with the least time that they have run. nil: none is needed, perhaps because pods are ending, or none is known in
 // time, or the pod waits for something else. The error is ErrNoVictims if no set helps.
 //
-// A claim is free once no pod uses it, so a shared one is free without all its pods. Of pods that name a claim, only
-// those without a controller are evicted: a new pod would use the claim before it is free.
+// A claim is free once no pod uses it, so a shared one is free without all its pods. One that a pod with a controller
+// names is not free without this pod: a new one would use the claim before.
 func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o PreemptOptions) (*Preemption, error) {
 	if err := s.Err(); err != nil {
 		return nil, err
 	}
 	p := &preemptor{question: &question{index: newIndex(s), ctx: ctx, texts: map[string]string{},
 		maxAsked: preemptAsked, deadline: time.Now().Add(preemptTimeout)}, PreemptOptions: o, pod: pod,
-		gone: map[types.UID]bool{}, exists: map[types.UID]bool{},
+		gone: map[types.UID]bool{}, exists: map[types.UID]bool{}, replaced: map[types.UID]bool{},
 		onNodes: map[string][]*corev1.Pod{}, nominated: map[string]corev1.ResourceList{}}
 	w, err := p.workloadOf(pod)
 	if err == nil {
@@ -121,13 +121,22 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 	return best.preemption(), nil
 }
 
-// needsOtherPods reports whether the place of the pod depends on other pods in a way that is not simulated.
+// needsOtherPods reports whether the place of the pod depends on other pods in a way that is not simulated. A spread
+// constraint without a selector depends on none: the chart's policy adds one (see lacksTopology).
 func needsOtherPods(pod *corev1.Pod) bool {
 	a := pod.Spec.Affinity
 	return a != nil && a.PodAffinity != nil && len(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 ||
 		slices.ContainsFunc(pod.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool {
-			return c.WhenUnsatisfiable == corev1.DoNotSchedule
+			return c.WhenUnsatisfiable == corev1.DoNotSchedule && c.LabelSelector != nil
 		})
+}
+
+// lacksTopology reports whether a spread constraint of the pod keeps it away from nodes without a label, as this one.
+func lacksTopology(node *corev1.Node, pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool {
+		_, ok := node.Labels[c.TopologyKey]
+		return c.WhenUnsatisfiable == corev1.DoNotSchedule && !ok
+	})
 }
 
 // preemptor plans the preemption for a pod on a snapshot.
@@ -137,6 +146,7 @@ type preemptor struct {
 	pod       *corev1.Pod
 	gone      map[types.UID]bool       // pods that are ending
 	exists    map[types.UID]bool       // pods that have not ended
+	replaced  map[types.UID]bool       // those that a controller replaces
 	onNodes   map[string][]*corev1.Pod // the others, with those that are to come of at least the priority
 	nominated map[string]corev1.ResourceList
 	repelled  []repelling
@@ -154,7 +164,7 @@ func (p *preemptor) addPods() {
 	}
 	for _, pod := range p.Pods {
 		node := pod.Spec.NodeName
-		p.exists[pod.UID] = !cluster.Finished(pod)
+		p.exists[pod.UID], p.replaced[pod.UID] = !cluster.Finished(pod), isReplaced(pod)
 		switch {
 		case cluster.Finished(pod) || pod.UID == p.pod.UID:
 			continue
@@ -164,7 +174,7 @@ func (p *preemptor) addPods() {
 				continue
 			}
 			p.nominated[node] = add(p.nominated[node], requestsOf(pod))
-		case pod.DeletionTimestamp != nil && p.Now.Before(pod.DeletionTimestamp.Add(endsWithin)):
+		case p.endsSoon(pod):
 			p.gone[pod.UID] = true
 			p.onNodes[node] = append(p.onNodes[node], pod)
 			continue
@@ -178,6 +188,16 @@ func (p *preemptor) addPods() {
 	}
 }
 
+// endsSoon reports whether the pod is about to end. Its deletionTimestamp is when its grace period ends, perhaps in a
+// year.
+func (p *preemptor) endsSoon(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp == nil {
+		return false
+	}
+	left := pod.DeletionTimestamp.Sub(p.Now)
+	return -endsWithin < left && left <= endsWithin
+}
+
 func priorityOf(pod *corev1.Pod) int32 { return corev1helpers.PodPriority(pod) }
 
 // isVictim reports whether the pod may be evicted for the preemptor.
@@ -186,18 +206,18 @@ func (p *preemptor) isVictim(pod *corev1.Pod) bool {
 		p.Now.Before(p.Refused[pod.UID]) {
 		return false
 	}
-	if cluster.IsStatic(pod) || metav1.GetControllerOfNoCopy(pod) != nil && namesClaim(pod) {
+	if cluster.IsStatic(pod) {
 		return false
 	}
 	of := p.budgets.of(pod)
 	return len(of) == 0 || len(of) == 1 && p.budgets[of[0]].left > 0 // the API evicts no pod with two budgets
 }
 
-// namesClaim reports whether a claim of the pod is not from a template.
-func namesClaim(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(of corev1.PodResourceClaim) bool {
-		return of.ResourceClaimName != nil
-	})
+// isReplaced reports whether the pod has a controller that may create another one. Anybody may write an owner into a
+// pod; of the kinds of v1, only one creates pods.
+func isReplaced(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner != nil && (owner.APIVersion != "v1" || owner.Kind == "ReplicationController")
 }
 
 // plans returns the nodes that victims may make room on, the cheapest lower bound first, or that the pod fits now.
@@ -249,7 +269,7 @@ func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *
 	if len(p.w.excludes(&own, node)) > 0 || slices.ContainsFunc(p.Volumes, func(s *corev1.NodeSelector) bool {
 		ok, err := matches(s, node)
 		return err != nil || !ok
-	}) {
+	}) || lacksTopology(node, p.pod) {
 		return nil // also without all pods
 	}
 	n.used = add(p.used[node.Name], p.nominated[node.Name])

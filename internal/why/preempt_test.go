@@ -255,6 +255,10 @@ func (c *preemptCase) fits(t testing.TB, node *corev1.Node, victims []*corev1.Po
 		ended[claim.UID] = true
 		for _, of := range claim.Status.ReservedFor {
 			i := slices.IndexFunc(c.Pods, func(p *corev1.Pod) bool { return p.UID == of.UID })
+			if i >= 0 && len(c.Pods[i].OwnerReferences) > 0 { // here only pods that name claims: it uses the claim again
+				ended[claim.UID] = ended[claim.UID] && c.Pods[i].Status.Phase == corev1.PodSucceeded
+				continue
+			}
 			ended[claim.UID] = ended[claim.UID] && (i < 0 || out[of.UID] || ending(c.Pods[i]) ||
 				c.Pods[i].Status.Phase == corev1.PodSucceeded)
 		}
@@ -271,9 +275,8 @@ func (c *preemptCase) fits(t testing.TB, node *corev1.Node, victims []*corev1.Po
 // atoms returns the pods of the node that may be evicted, those that go together together.
 func (c *preemptCase) atoms(node string) (all [][]*corev1.Pod) {
 	may := func(p *corev1.Pod) bool {
-		named := len(p.OwnerReferences) > 0 // only pods that name claims have an owner here
 		return p.Spec.NodeName != "" && *p.Spec.Priority < *c.pod.Spec.Priority && p.DeletionTimestamp == nil &&
-			p.Annotations == nil && !(named && len(p.Spec.ResourceClaims) > 0) && c.budgetsOf(p) < 2
+			p.Annotations == nil && c.budgetsOf(p) < 2
 	}
 	var gang []*corev1.Pod
 	here := false

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
@@ -201,6 +202,9 @@ func (n *nodePlan) ended(out map[types.UID]bool) map[types.UID]bool {
 func (n *nodePlan) hasEnded(claim *resourceapi.ResourceClaim, out map[types.UID]bool) bool {
 	return !slices.ContainsFunc(claim.Status.ReservedFor, func(of resourceapi.ResourceClaimConsumerReference) bool {
 		isGone := of.Resource == "pods" && of.APIGroup == "" && !n.exists[of.UID]
+		if owner := metav1.GetControllerOfNoCopy(claim); n.replaced[of.UID] && (owner == nil || owner.UID != of.UID) {
+			return !isGone
+		}
 		return !out[of.UID] && !n.gone[of.UID] && !isGone
 	})
 }
