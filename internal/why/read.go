@@ -28,17 +28,17 @@ func Read(ctx context.Context, r read.Reader, namespace string, m Manifest) *clu
 	}
 	var all *cluster.Snapshot
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		all = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Pods, cluster.Quotas, cluster.GPUQuotas)
-	})
+	wg.Go(func() { all = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Quotas, cluster.GPUQuotas) })
 	first := r.Read(ctx, cluster.Classes, cluster.Claims, cluster.Templates)
 	attributes = attributesFor(&cluster.Snapshot{Classes: first.Classes,
 		Claims:    slices.Concat(in(namespace, first.Claims), m.Claims),
 		Templates: slices.Concat(in(namespace, first.Templates), m.Templates)})
 	close(known)
+	last := r.Read(ctx, cluster.Pods) // a pod that uses one of these claims is among them, unless it is gone
 	wg.Wait()
-	all.Classes, all.Claims, all.Templates = first.Classes, first.Claims, first.Templates
+	all.Classes, all.Claims, all.Templates, all.Pods = first.Classes, first.Claims, first.Templates, last.Pods
 	maps.Copy(all.Unread, first.Unread)
+	maps.Copy(all.Unread, last.Unread)
 	return all
 }
 
