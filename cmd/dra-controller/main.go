@@ -28,6 +28,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 )
 
 func main() {
@@ -107,6 +108,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+
 		"scheduler does that only for CPU and memory")
+	f.StringSliceVar(&o.PreemptSchedulers, "preempt-schedulers", preempt.Schedulers, "with --preempt: for pods of these "+
+		"schedulers")
 	f.DurationVar(&o.IdleWarning, "idle-warning", 0, "how long before its eviction a pod is warned that does not use "+
 		"its GPUs, in namespaces with the label "+idle.Label+"; 0: none is evicted")
 	f.BoolVar(&o.Quota, "quota", false, "hold claims to the GPUQuotas of their namespaces")
@@ -142,6 +145,8 @@ func check(o controller.Options) error {
 		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", o.WaitingAfter)
 	case o.Placement != "" && !isPolicy(o.Placement):
 		return fmt.Errorf("--placement %s: must be pack, spread or empty", o.Placement)
+	case o.Preempt && len(o.PreemptSchedulers) == 0:
+		return errors.New("--preempt-schedulers: must name at least one scheduler, such as default-scheduler")
 	case o.IdleWarning != 0 && o.IdleWarning < time.Second:
 		return fmt.Errorf("--idle-warning %s: must be 0 or at least 1s", o.IdleWarning)
 	case o.CertificateLifetime < time.Minute:

@@ -30,6 +30,10 @@ func TestPreemption(t *testing.T) {
 			if got := slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--preempt"); got != tc.evicts {
 				t.Errorf("got the argument: %t, want %t", got, tc.evicts)
 			}
+			if got := slices.Contains(d.Spec.Template.Spec.Containers[0].Args,
+				"--preempt-schedulers=default-scheduler,gpu-first"); got != tc.evicts {
+				t.Errorf("got the schedulers: %t, want %t", got, tc.evicts)
+			}
 			var role rbacv1.ClusterRole
 			rendered(t, text, "ClusterRole", "controller", &role)
 			may := func(verb, resource string) bool {

@@ -76,6 +76,8 @@ type Options struct {
 	RetryClass string
 	// Preempt evicts pods of lower priority for pods that wait for devices.
 	Preempt bool
+	// PreemptSchedulers are the schedulers for whose pods that is.
+	PreemptSchedulers []string
 	// IdleWarning is how long before its eviction a pod is warned that does not use its GPUs. 0: none is evicted.
 	IdleWarning time.Duration
 	// Quota holds claims to the GPUQuotas of their namespaces.
@@ -191,7 +193,7 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 		err = errors.Join(err, retry.Add(c, o.RetryClass))
 	}
 	if o.Preempt {
-		err = errors.Join(err, preempt.Add(c))
+		err = errors.Join(err, preempt.Add(c, o.PreemptSchedulers))
 	}
 	if o.IdleWarning > 0 {
 		err = errors.Join(err, idle.Add(c, o.IdleWarning))

@@ -34,6 +34,8 @@ const (
 	label = "gpu.nvidia.com/preemptor"
 	// annotation of a rule has the rest of the hold.
 	annotation = "gpu.nvidia.com/preemption"
+	// maxGrace is how long devices are kept for the end of a victim, in seconds. It may take a year.
+	maxGrace = 3600
 )
 
 // Events are the events about a preemption.
@@ -52,7 +54,7 @@ var Events = struct{ Preempts, Preempted, Refused, NotUsed event.Kind }{
 // hold is what is kept for a pod until it has a node, and the pods that are evicted for it.
 type hold struct {
 	uid       types.UID
-	Owner     types.UID `json:"owner"` // ownerOf the pod
+	Owner     types.UID `json:"owner"` // ownerOf the pod; begin writes it down
 	Namespace string    `json:"namespace"`
 	Pod       string    `json:"pod"`
 	Node      string    `json:"node"`
@@ -62,6 +64,7 @@ type hold struct {
 	evicted int // of the victims
 	gone    int // of the victims, at least
 	looked  time.Time
+	slow    bool // the next victim is still in its grace period
 	isRead  bool // from rules: the victims are not compared with the pod yet
 
 	failures int       // one after the other
@@ -75,13 +78,13 @@ type victim struct {
 }
 
 func newHold(pod *corev1.Pod, plan *why.Preemption, now time.Time) *hold {
-	h := &hold{uid: pod.UID, Owner: ownerOf(pod), Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
+	h := &hold{uid: pod.UID, Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
 	grace := int64(0)
 	for _, v := range plan.Victims {
 		h.Victims = append(h.Victims, victim{v.Namespace, v.Name, v.UID})
 		grace = max(grace, ptr.Deref(v.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds))
 	}
-	h.Until = now.Add(keeps + time.Duration(grace)*time.Second)
+	h.Until = now.Add(keeps + time.Duration(min(grace, maxGrace))*time.Second)
 	return h
 }
 
@@ -203,7 +206,7 @@ func (p *Preemptor) goOn(ctx context.Context, h *hold, pod *corev1.Pod, now time
 	case now.After(h.Until):
 		return p.expire(ctx, h, now)
 	}
-	if err := p.compare(ctx, h, pod); err != nil || len(h.Victims) == 0 {
+	if err := p.compare(ctx, h, pod, now); err != nil || len(h.Victims) == 0 {
 		return err
 	}
 	err := errors.Join(p.evict(ctx, h, now), p.look(ctx, h, now))
@@ -214,8 +217,9 @@ func (p *Preemptor) goOn(ctx context.Context, h *hold, pod *corev1.Pod, now time
 	return err
 }
 
-// compare drops the victims of rules that have not a lower priority than the pod: others may write rules, too.
-func (p *Preemptor) compare(ctx context.Context, h *hold, pod *corev1.Pod) error {
+// compare drops the victims of rules that have not a lower priority than the pod, and bounds how long devices are kept:
+// others may write rules, too.
+func (p *Preemptor) compare(ctx context.Context, h *hold, pod *corev1.Pod, now time.Time) error {
 	if !h.isRead {
 		return nil
 	}
@@ -230,12 +234,17 @@ func (p *Preemptor) compare(ctx context.Context, h *hold, pod *corev1.Pod) error
 		}
 	}
 	h.Victims, h.isRead = lower, false
+	if most := now.Add(keeps + maxGrace*time.Second); h.Until.After(most) {
+		h.Until = most
+	}
 	return nil
 }
 
 // expire gives back what the pod has not used in time.
 func (p *Preemptor) expire(ctx context.Context, h *hold, now time.Time) error {
-	p.notUsed(h.Owner, now)
+	if !h.slow {
+		p.notUsed(h.Owner, now)
+	}
 	_, err := feature.CreateEvent(ctx, p.client, Events.NotUsed, reference(h.Namespace, h.Pod, h.uid),
 		fmt.Sprintf("preemption-not-used-%s-%d", h.uid, h.Until.Unix()),
 		fmt.Sprintf("pods were evicted on node %s, and the pod is still on no node", h.Node))
@@ -276,8 +285,10 @@ func (p *Preemptor) look(ctx context.Context, h *hold, now time.Time) error {
 	if h.gone == len(h.Victims) || h.evicted < len(h.Victims) || now.Sub(h.looked) < looks {
 		return nil
 	}
-	for h.looked = now; h.gone < len(h.Victims); h.gone++ {
+	h.looked, h.slow = now, false
+	for ; h.gone < len(h.Victims); h.gone++ {
 		if pod, err := p.live(ctx, h.Victims[h.gone]); err != nil || pod != nil && !cluster.Finished(pod) {
+			h.slow = pod != nil && pod.DeletionTimestamp != nil && pod.DeletionTimestamp.After(now)
 			return err
 		}
 	}

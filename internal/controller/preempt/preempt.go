@@ -51,6 +51,8 @@ const (
 	readPause = 10 * time.Second
 	// maxPlans is how many plans are made in a round.
 	maxPlans = 10
+	// planning is how long plans are begun in a round. What was begun before is not looked after meanwhile.
+	planning = 10 * time.Second
 	// maxRefused is how many plans in a round are for one pod, because the API refuses to evict their victims.
 	maxRefused = 5
 )
@@ -66,11 +68,17 @@ type Preemptor struct {
 
 	waiting map[types.UID]*waiting
 	holds   map[types.UID]*hold
-	pauses  map[types.UID]*pause    // of owners
+	pauses  map[types.UID]*pause    // by ownerOf
 	refused map[types.UID]time.Time // victims that the API refuses to evict, and until when no plan has them
 
 	nextRead time.Time // the cluster is not read earlier
+
+	schedulers []string // whose pods preempt
+	planning   time.Duration
 }
+
+// Schedulers are those whose pods preempt by default: the scheduler of Kubernetes, and that of the chart.
+var Schedulers = []string{corev1.DefaultSchedulerName, "gpu-first"}
 
 // waiting is a pod that waits and may preempt.
 type waiting struct {
@@ -78,14 +86,15 @@ type waiting struct {
 	tries int
 }
 
-// Add makes the leader preempt pods, and adds the webhook for their claims.
-func Add(c *feature.Controller) error {
+// Add makes the leader preempt for pods of these schedulers, and adds the webhook for their claims.
+func Add(c *feature.Controller, schedulers []string) error {
 	reads, err := c.Reads()
 	if err != nil {
 		return err
 	}
 	c.Serve("/preemption", tolerator{c.View})
 	p := newPreemptor(c, reads)
+	p.schedulers = schedulers
 	return errors.Join(ctrlmetrics.Registry.Register(p.preemptions), ctrlmetrics.Registry.Register(p.preempted),
 		c.Manager.Add(p))
 }
@@ -94,7 +103,8 @@ func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor 
 	return &Preemptor{Controller: c, view: c.View, client: c.Direct, reads: reads,
 		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
 		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{},
-		pauses: map[types.UID]*pause{}, refused: map[types.UID]time.Time{}}
+		pauses: map[types.UID]*pause{}, refused: map[types.UID]time.Time{},
+		schedulers: Schedulers, planning: planning}
 }
 
 // Start preempts until ctx ends.
@@ -131,18 +141,17 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 	}
 	p.forgetRefused(s, now)
 	options.Refused = p.refused
-	inVain := map[types.UID]bool{} // the owners of pods that no victims help: their other pods are alike
-	plans, began := 0, false
+	inVain := map[types.UID]bool{} // ownerOf pods that no victims help: the others are alike
+	plans, began, start := 0, false, time.Now()
 	for _, pod := range due {
-		owner := metav1.GetControllerOfNoCopy(pod)
-		w := p.waiting[pod.UID]
-		if plans < maxPlans || owner != nil && inVain[owner.UID] {
+		owner, w := ownerOf(pod), p.waiting[pod.UID]
+		full := plans == maxPlans || plans > 0 && time.Since(start) >= p.planning
+		if !full || inVain[owner] {
 			w.next = now.Add(min(maxPause, firstPause<<min(w.tries, 10)))
 			w.tries++
 		}
 		current := podOf(s, pod)
-		if plans == maxPlans || current == nil || !waits(current) || owner != nil && inVain[owner.UID] ||
-			!p.wants(current, s.Claims) {
+		if full || current == nil || !waits(current) || inVain[owner] || !p.wants(current, s.Claims) {
 			continue
 		}
 		h, plan, err := p.allowed(ctx, s, current, options, &plans, now)
@@ -151,9 +160,7 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 			break
 		}
 		if errors.Is(err, why.ErrNoVictims) {
-			if owner != nil && owner.Kind != "DaemonSet" { // its pods are for a node each
-				inVain[owner.UID] = true
-			}
+			inVain[owner] = true
 			continue
 		}
 		if err != nil {
@@ -163,7 +170,7 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 		if plan == nil {
 			continue
 		}
-		began = true
+		began, h.Owner = true, owner
 		if err := p.begin(ctx, h, plan, now); err != nil {
 			last = errors.Join(last, fmt.Errorf("make room for pod %s/%s: %w", pod.Namespace, pod.Name, err))
 			break // the snapshot is not right any more
@@ -184,19 +191,21 @@ func (p *Preemptor) due(pods []*corev1.Pod, now time.Time) (due []*corev1.Pod) {
 	known := map[types.UID]*waiting{}
 	for _, pod := range pods {
 		w := p.waiting[pod.UID]
-		isDue := waits(pod) && p.concerns(pod) && p.holds[pod.UID] == nil
+		isDue, isPaused := waits(pod) && p.concerns(pod) && p.holds[pod.UID] == nil, p.paused(pod, now)
 		if w == nil && isDue {
 			w = &waiting{next: now.Add(settle)}
 		}
 		if w != nil {
 			known[pod.UID] = w
 		}
-		if isDue && !p.paused(pod, now) && !now.Before(w.next) {
+		if isDue && !isPaused && !now.Before(w.next) {
 			due = append(due, pod)
 		}
 	}
 	p.waiting = known
-	maps.DeleteFunc(p.pauses, func(_ types.UID, of *pause) bool { return now.After(of.until.Add(maxUnused)) })
+	maps.DeleteFunc(p.pauses, func(_ types.UID, of *pause) bool {
+		return now.After(of.until.Add(maxUnused)) || !of.seen.IsZero() && of.seen.Before(now)
+	})
 	slices.SortFunc(due, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)),
 			cmp.Compare(p.waiting[a.UID].tries, p.waiting[b.UID].tries),
@@ -226,15 +235,16 @@ func (p *Preemptor) aboveLowest(ctx context.Context, due []*corev1.Pod, now time
 }
 
 // waits reports whether a scheduler has refused the pod, and it may preempt others. A pod with a nominated node waits
-// for what the scheduler preempts. The pods of a group are scheduled together.
+// for what the scheduler preempts. The pods of a group are scheduled together; see slimWaiting.
 func waits(pod *corev1.Pod) bool {
 	return feature.IsRefused(pod) && pod.Status.NominatedNodeName == "" && pod.Spec.SchedulingGroup == nil &&
 		(pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever)
 }
 
-// concerns reports whether the pod asks for devices.
+// concerns reports whether the pod asks for devices, and a scheduler places it that takes the nominated node.
 func (p *Preemptor) concerns(pod *corev1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || p.extended(pod)
+	return slices.Contains(p.schedulers, cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)) &&
+		(len(pod.Spec.ResourceClaims) > 0 || p.extended(pod))
 }
 
 // extended reports whether the pod requests an extended resource of a class of the driver.
@@ -291,7 +301,7 @@ func (p *Preemptor) allowed(ctx context.Context, s *cluster.Snapshot, pod *corev
 func (p *Preemptor) plan(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod,
 	options why.PreemptOptions) (plan *why.Preemption, err error) {
 	var bound bool
-	if options.Volumes, bound, err = p.volumes(ctx, pod); err != nil || !bound {
+	if options.Volumes, bound, err = p.volumes(ctx, pod, s.Pods); err != nil || !bound {
 		return nil, err
 	}
 	err = p.Guard.Do("plan a preemption", func() (err error) {

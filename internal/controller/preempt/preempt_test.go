@@ -70,7 +70,8 @@ func newWorldOf(t *testing.T, node clustertest.SimNode) *world {
 	t.Helper()
 	w := &world{t: t, node: node, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		evict: func(string) error { return nil }, asked: func(string) error { return nil }}
-	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}},
+	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1",
+		Labels: map[string]string{corev1.LabelHostname: "node-1"}}},
 		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 10}}
 	for _, s := range clustertest.Slices(t, node) {
 		objects = append(objects, s)
@@ -298,6 +299,15 @@ func TestNoPreemption(t *testing.T) {
 			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.
 				PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
 		}, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}}},
+		{"it is of another scheduler", func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }, nil},
+		{"it is of a gang of Coscheduling", func(p *corev1.Pod) {
+			p.Labels["scheduling.x-k8s.io/pod-group"] = "gang"
+		}, nil},
+		{"it is of a gang of Volcano", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"scheduling.k8s.io/group-name": "gang"}
+		}, nil},
+		{"it has to be spread among pods", spread(&metav1.LabelSelector{}, corev1.LabelHostname), nil},
+		{"it has to be spread over a label that the node lacks", spread(nil, "zone"), nil},
 		{"it needs to be near another pod", func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: "x"}}}}
@@ -324,6 +334,54 @@ func TestNoPreemption(t *testing.T) {
 				t.Errorf("got %s, want nothing", got)
 			}
 		})
+	}
+}
+
+func spread(among *metav1.LabelSelector, over string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1000, TopologyKey: over,
+			WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: among}}
+	}
+}
+
+// The chart's policy for namespaces with gpu.nvidia.com/default-spreading=off adds a constraint that selects no pods.
+func TestSpreadingWithoutPods(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	w.add("high", 10, "", spread(nil, corev1.LabelHostname))
+	if got := w.pass(settle + period); !strings.Contains(got, "evict low") {
+		t.Errorf("got %s, want an eviction", got)
+	}
+}
+
+// A pod waits for the pod that has its volume alone, and evicts nobody meanwhile.
+func TestReadWriteOncePod(t *testing.T) {
+	w := newWorld(t)
+	volume := func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	}
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	w.add("user", 20, "", volume, func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })
+	w.add("high", 10, "", volume)
+	for _, o := range []runtime.Object{
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv", AccessModes: []corev1.PersistentVolumeAccessMode{
+				corev1.ReadWriteOncePod}}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}},
+	} {
+		if err := w.reads.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := w.pass(5 * time.Minute); got != "" {
+		t.Errorf("another pod has its volume: got %s, want nothing", got)
+	}
+	w.change("user", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
+	if got := w.pass(maxPause + readPause); !strings.Contains(got, "evict low") {
+		t.Errorf("the volume is free: got %s, want an eviction", got)
 	}
 }
 
@@ -612,9 +670,11 @@ func TestPauses(t *testing.T) {
 	}
 	w.add("low", 1, first)
 	w.add("other", 20, second)
+	var owner types.UID
 	for i, want := range []time.Duration{unused, 2 * unused, 4 * unused} {
 		name := fmt.Sprint("high-", i)
 		w.add(name, 10, "", of)
+		owner = ownerOf(slimWaiting(w.pod(name)))
 		if got := w.pass(settle + period); !strings.Contains(got, "evict low") {
 			t.Fatalf("%s: got %s, want an eviction", name, got)
 		}
@@ -627,7 +687,7 @@ func TestPauses(t *testing.T) {
 		} else {
 			w.pass(keeps + 31*time.Second)
 		}
-		p := w.pauses["rs"]
+		p := w.pauses[owner]
 		if p == nil || p.length != want {
 			t.Fatalf("%s: got the pause %v, want %v", name, p, want)
 		}
@@ -644,7 +704,7 @@ func TestPauses(t *testing.T) {
 		if got := w.pass(time.Second); got != "" {
 			t.Errorf("%s: a new leader: got %s, want nothing in the pause", name, got)
 		}
-		if p := w.pauses["rs"]; p == nil || p.length != want {
+		if p := w.pauses[owner]; p == nil || p.length != want {
 			t.Errorf("%s: a new leader: got the pause %v, want %v", name, p, want)
 		}
 		if err := w.reads.Tracker().Delete(podResource, "ns", name); err != nil {
@@ -655,7 +715,7 @@ func TestPauses(t *testing.T) {
 	w.pass(settle + period)
 	w.change("high-3", func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })
 	w.pass(period)
-	if p := w.pauses["rs"]; p != nil {
+	if p := w.pauses[owner]; p != nil {
 		t.Errorf("a pod uses its devices: got the pause %v, want none", p)
 	}
 }
@@ -709,6 +769,9 @@ func TestPodsOfOneOwner(t *testing.T) {
 				w.add(fmt.Sprint("high-", i), 10, "", func(p *corev1.Pod) {
 					p.OwnerReferences = []metav1.OwnerReference{{Kind: row.kind, UID: "o",
 						Controller: ptr.To(true)}}
+					if row.kind == "DaemonSet" { // its pods are for a node each
+						p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: fmt.Sprint("node-", 2+i)}
+					}
 				})
 			}
 			if got := w.pass(settle + period); got != "" {
@@ -732,6 +795,23 @@ func TestPodsOfOneOwner(t *testing.T) {
 				t.Errorf("later: got %d pods looked at, want all", got)
 			}
 		})
+	}
+}
+
+// Once plans have taken long, the next round goes on with the other pods, and what was begun is looked after before.
+func TestLongPlans(t *testing.T) {
+	w := newWorld(t)
+	w.planning = 0
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	for _, name := range []string{"a", "b"} {
+		w.add(name, 11, "", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"x": "y"} })
+	}
+	w.add("high", 11, "")
+	for _, want := range []bool{false, false, true} {
+		if got := w.pass(readPause + period); strings.Contains(got, "evict low") != want {
+			t.Errorf("got %s, want an eviction: %t", got, want)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 package preempt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -49,25 +50,25 @@ func (p *Preemptor) read(ctx context.Context, now time.Time) (*cluster.Snapshot,
 	return s, options, nil
 }
 
-// volumes returns which nodes the volumes of the pod can be used on. Not bound: the pod waits for a volume.
-func (p *Preemptor) volumes(ctx context.Context, pod *corev1.Pod) (nodes []*corev1.NodeSelector, bound bool,
-	err error) {
-	for _, v := range pod.Spec.Volumes {
-		var name string
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			name = v.PersistentVolumeClaim.ClaimName
-		case v.Ephemeral != nil:
-			name = pod.Name + "-" + v.Name
-		default:
-			continue
-		}
+// volumes returns which nodes the volumes of the pod can be used on. Not bound: the pod waits for a volume, or for the
+// end of the pod that has it alone.
+func (p *Preemptor) volumes(ctx context.Context, pod *corev1.Pod, all []*corev1.Pod) (nodes []*corev1.NodeSelector,
+	bound bool, err error) {
+	for _, v := range slimVolumes(pod.Spec.Volumes) {
+		name := claimName(pod, v)
 		claim, err := p.reads.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && claim.Spec.VolumeName == "" {
 			return nil, false, nil
 		}
 		if err != nil {
 			return nil, false, err
+		}
+		if slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) && slices.ContainsFunc(all, func(
+			of *corev1.Pod) bool {
+			return of.Spec.NodeName != "" && of.Namespace == pod.Namespace && slices.ContainsFunc(
+				slimVolumes(of.Spec.Volumes), func(v corev1.Volume) bool { return claimName(of, v) == name })
+		}) {
+			return nil, false, nil
 		}
 		volume, err := p.reads.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 		if err != nil {
@@ -78,6 +79,24 @@ func (p *Preemptor) volumes(ctx context.Context, pod *corev1.Pod) (nodes []*core
 		}
 	}
 	return nodes, true, nil
+}
+
+// slimVolumes keeps the volumes with a PersistentVolumeClaim.
+func slimVolumes(all []corev1.Volume) (slim []corev1.Volume) {
+	for _, v := range all {
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+			slim = append(slim, v)
+		}
+	}
+	return slim
+}
+
+// claimName returns the name of the PersistentVolumeClaim of a volume of slimVolumes.
+func claimName(pod *corev1.Pod, v corev1.Volume) string {
+	if v.PersistentVolumeClaim != nil {
+		return v.PersistentVolumeClaim.ClaimName
+	}
+	return pod.Name + "-" + v.Name
 }
 
 // podOf returns the pod as it is in the snapshot, or nil.
@@ -111,7 +130,12 @@ func after(s *cluster.Snapshot, h *hold, plan *why.Preemption, now time.Time) *c
 	return &next
 }
 
-// slimWaiting keeps what is needed to know whether a pod may preempt.
+// gangs are labels and annotations of pods that schedulers place together: the plugin Coscheduling, Volcano, KAI and
+// YuniKorn.
+var gangs = []string{"scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name", "pod-group-name",
+	"yunikorn.apache.org/task-group-name"}
+
+// slimWaiting keeps what is needed to know whether a pod may preempt. It may be called with what it has returned.
 func slimWaiting(pod *corev1.Pod) *corev1.Pod {
 	s := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		ResourceVersion: pod.ResourceVersion, CreationTimestamp: pod.CreationTimestamp,
@@ -119,13 +143,19 @@ func slimWaiting(pod *corev1.Pod) *corev1.Pod {
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
+	s.Annotations = map[string]string{shapeAnnotation: cmp.Or(pod.Annotations[shapeAnnotation], shapeOf(pod))}
 	if value, ok := pod.Annotations[pauseAnnotation]; ok {
-		s.Annotations = map[string]string{pauseAnnotation: value}
+		s.Annotations[pauseAnnotation] = value
 	}
-	s.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, SchedulingGates: pod.Spec.SchedulingGates,
-		Priority: pod.Spec.Priority, PreemptionPolicy: pod.Spec.PreemptionPolicy,
-		SchedulingGroup: pod.Spec.SchedulingGroup, ResourceClaims: pod.Spec.ResourceClaims,
+	s.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, SchedulerName: pod.Spec.SchedulerName,
+		SchedulingGates: pod.Spec.SchedulingGates, SchedulingGroup: pod.Spec.SchedulingGroup,
+		Priority: pod.Spec.Priority, PreemptionPolicy: pod.Spec.PreemptionPolicy, ResourceClaims: pod.Spec.ResourceClaims,
 		InitContainers: slimContainers(pod.Spec.InitContainers), Containers: slimContainers(pod.Spec.Containers)}
+	if slices.ContainsFunc(gangs, func(key string) bool {
+		return pod.Labels[key] != "" || pod.Annotations[key] != ""
+	}) {
+		s.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{}
+	}
 	s.Status.NominatedNodeName = pod.Status.NominatedNodeName
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
@@ -168,9 +198,8 @@ func slimPod(pod *corev1.Pod) *corev1.Pod {
 	}
 	slim.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources,
 		Priority: pod.Spec.Priority, SchedulingGroup: pod.Spec.SchedulingGroup, ResourceClaims: pod.Spec.ResourceClaims,
-		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds,
-		InitContainers:                slimContainers(pod.Spec.InitContainers),
-		Containers:                    slimContainers(pod.Spec.Containers)}
+		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds, Volumes: slimVolumes(pod.Spec.Volumes),
+		InitContainers: slimContainers(pod.Spec.InitContainers), Containers: slimContainers(pod.Spec.Containers)}
 	if a := pod.Spec.Affinity; a != nil && a.PodAntiAffinity != nil {
 		slim.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: a.PodAntiAffinity}
 	}
