@@ -59,6 +59,13 @@ func (s *suite) testControllerToken(t *testing.T) {
 	s.testEvictionsByToken(t, as, ns, node)
 	s.testOtherNames(t, as, controller.Namespace)
 	for _, right := range s.granted(t, controller.Namespace, controller.Spec.ServiceAccountName) {
+		if right == "create resource.k8s.io/devicetaintrules" {
+			rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "preemption-e2e"},
+				Spec: resourceapi.DeviceTaintRuleSpec{Taint: resourceapi.DeviceTaint{Key: "gpu.nvidia.com/preemption",
+					Effect: resourceapi.DeviceTaintEffectNoExecute}}}
+			refusedFor(t, "a rule that evicts all pods", as.Create(t.Context(), rule, client.DryRunAll),
+				"only DeviceTaintRules preemption-*")
+		}
 		verb, _, _ := strings.Cut(right, " ")
 		if !slices.Contains([]string{"get", "list", "watch"}, verb) && limitOfController[right] == "" {
 			t.Errorf("%s: nothing here says what limits it", right)
@@ -137,8 +144,8 @@ var limitOfController = map[string]string{
 	"patch events":                                                   "its namespace",
 	"create events":                                                  "nothing",
 	"update resource.nvidia.com/gpuquotas/status":                    "nothing",
-	"create resource.k8s.io/devicetaintrules":                        "nothing; only with preemption",
-	"deletecollection resource.k8s.io/devicetaintrules":              "nothing; only with preemption",
+	"create resource.k8s.io/devicetaintrules":                        "a policy: name, taint, a device; only with preemption",
+	"deletecollection resource.k8s.io/devicetaintrules":              "a policy: name, taint; only with preemption",
 	"patch " + webhooks + "validatingwebhookconfigurations":          "its names, tried here",
 	"patch " + webhooks + "mutatingwebhookconfigurations":            "its names, tried here",
 }
