@@ -89,9 +89,13 @@ func (p *Preemptor) notUsed(owner types.UID, now time.Time) {
 
 // paused reports whether the owner's pods may not preempt now. It reads what an earlier leader has written.
 func (p *Preemptor) paused(pod *corev1.Pod, now time.Time) bool {
+	text, ok := pod.Annotations[pauseAnnotation]
+	if !ok && len(p.pauses) == 0 {
+		return false // of all pods that wait, in each round
+	}
 	owner := ownerOf(pod)
 	known := p.pauses[owner]
-	if text, ok := pod.Annotations[pauseAnnotation]; ok { // few pods have one, and each is looked at in every round
+	if ok {
 		if read := parsePause(text, now); read != nil && (known == nil ||
 			!known.seen.IsZero() && read.until.After(known.until)) && now.Before(read.until.Add(maxUnused)) {
 			known, p.pauses[owner] = read, read
