@@ -108,8 +108,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+
 		"scheduler does that only for CPU and memory")
-	f.StringSliceVar(&o.PreemptSchedulers, "preempt-schedulers", preempt.Schedulers, "with --preempt: for pods of these "+
-		"schedulers")
+	f.StringSliceVar(&o.PreemptSchedulers, "preempt-schedulers", preempt.Schedulers, "schedulers for whose pods "+
+		"--preempt evicts others")
 	f.DurationVar(&o.IdleWarning, "idle-warning", 0, "how long before its eviction a pod is warned that does not use "+
 		"its GPUs, in namespaces with the label "+idle.Label+"; 0: none is evicted")
 	f.BoolVar(&o.Quota, "quota", false, "hold claims to the GPUQuotas of their namespaces")

@@ -53,7 +53,8 @@ func TestPolicyOfTaintRules(t *testing.T) {
 			}
 		}
 	}
-	if !slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules, func(r admissionv1.NamedRuleWithOperations) bool {
+	if !slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules, func(
+		r admissionv1.NamedRuleWithOperations) bool {
 		return slices.Contains(r.Resources, "devicetaintrules") && len(r.Operations) == 3
 	}) {
 		t.Error("the policy is not asked about DeviceTaintRules")

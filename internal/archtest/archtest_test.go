@@ -136,8 +136,8 @@ var allowed = map[string][]string{
 		"internal/controller/preempt", "internal/controller/quota", "internal/controller/retry",
 		"internal/controller/strongest", "internal/cluster"},
 	"cmd/dra-controller": {"convert", "internal/apiserver", "internal/controller", "internal/controller/feature",
-		"internal/controller/extender", "internal/controller/idle", "internal/nodetemplate", "pkg/gpu",
-		"pkg/nodeconfig"},
+		"internal/controller/extender", "internal/controller/idle", "internal/controller/preempt",
+		"internal/nodetemplate", "pkg/gpu", "pkg/nodeconfig"},
 
 	// The conversion, a feature of the controller that stands beside the driver: see TestConversionCanBeRemoved.
 	"convert": {"internal/apiserver", "internal/controller/feature", "internal/cluster", "internal/event",

@@ -112,8 +112,8 @@ func capacityOf(spec *resourceapi.ResourceClaimSpec, request string) *resourceap
 	return nil
 }
 
-// IsStatic reports whether a file of its node creates the pod. The kubelet deletes others with this annotation; an owner
-// of the kind Node could be written by anybody.
+// IsStatic reports whether a file of its node creates the pod. The kubelet deletes others with this annotation. Anybody
+// may write an owner of the kind Node.
 func IsStatic(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror

@@ -255,7 +255,7 @@ func (c *preemptCase) fits(t testing.TB, node *corev1.Node, victims []*corev1.Po
 		ended[claim.UID] = true
 		for _, of := range claim.Status.ReservedFor {
 			i := slices.IndexFunc(c.Pods, func(p *corev1.Pod) bool { return p.UID == of.UID })
-			if i >= 0 && len(c.Pods[i].OwnerReferences) > 0 { // here only pods that name claims: it uses the claim again
+			if i >= 0 && len(c.Pods[i].OwnerReferences) > 0 { // only pods that name claims have an owner here
 				ended[claim.UID] = ended[claim.UID] && c.Pods[i].Status.Phase == corev1.PodSucceeded
 				continue
 			}

@@ -144,8 +144,8 @@ var limitOfController = map[string]string{
 	"patch events":                                                   "its namespace",
 	"create events":                                                  "nothing",
 	"update resource.nvidia.com/gpuquotas/status":                    "nothing",
-	"create resource.k8s.io/devicetaintrules":                        "a policy: name, taint, a device; only with preemption",
-	"deletecollection resource.k8s.io/devicetaintrules":              "a policy: name, taint; only with preemption",
+	"create resource.k8s.io/devicetaintrules":                        "a policy of rules; only with preemption",
+	"deletecollection resource.k8s.io/devicetaintrules":              "a policy of rules; only with preemption",
 	"patch " + webhooks + "validatingwebhookconfigurations":          "its names, tried here",
 	"patch " + webhooks + "mutatingwebhookconfigurations":            "its names, tried here",
 }

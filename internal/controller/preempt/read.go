@@ -149,7 +149,8 @@ func slimWaiting(pod *corev1.Pod) *corev1.Pod {
 	}
 	s.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, SchedulerName: pod.Spec.SchedulerName,
 		SchedulingGates: pod.Spec.SchedulingGates, SchedulingGroup: pod.Spec.SchedulingGroup,
-		Priority: pod.Spec.Priority, PreemptionPolicy: pod.Spec.PreemptionPolicy, ResourceClaims: pod.Spec.ResourceClaims,
+		Priority: pod.Spec.Priority, PreemptionPolicy: pod.Spec.PreemptionPolicy,
+		ResourceClaims: pod.Spec.ResourceClaims,
 		InitContainers: slimContainers(pod.Spec.InitContainers), Containers: slimContainers(pod.Spec.Containers)}
 	if slices.ContainsFunc(gangs, func(key string) bool {
 		return pod.Labels[key] != "" || pod.Annotations[key] != ""

@@ -35,7 +35,8 @@ func TestDeletedPod(t *testing.T) {
 func TestClaimOfReplacedPod(t *testing.T) {
 	w := newWorld(t)
 	w.add("low", 0, first, func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet",
+			Controller: ptr.To(true)}}
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("shared")}}
 	})
 	claims := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
