@@ -60,6 +60,7 @@ type fixture struct {
 	supervised bool                       // requested MPS daemons start
 	timeout    time.Duration              // Preparer.Timeout
 	containers []sharing.Container        // of the pods that use the claim
+	offered    inventory.Inventory        // instead of the three GPUs
 	mu         sync.Mutex
 
 	superviseOnce sync.Once
@@ -98,6 +99,9 @@ func (w *fixture) plug(n int) {
 
 // inventory returns the GPUs, each with a few possible partitions.
 func (w *fixture) inventory() inventory.Inventory {
+	if w.offered != nil {
+		return w.offered
+	}
 	devices := slices.Clone(w.gpus)
 	for _, d := range w.gpus {
 		vm := d

@@ -131,6 +131,26 @@ func consumed(d gpu.Device, all counters) counters {
 	return c
 }
 
+// Beside reports whether the counters of a GPU allow these two devices of it at once.
+func (inv Inventory) Beside(one, other string) bool {
+	all := countersOf(inv)
+	var consumed []resourceapi.DeviceCounterConsumption
+	for _, d := range inv {
+		if d.Name == one || d.Name == other {
+			consumed = append(consumed, publish(d, all).ConsumesCounters...)
+		}
+	}
+	for name, left := range all[gpu.ParentName(one)] {
+		for _, c := range consumed {
+			left.Value.Sub(c.Counters[name].Value)
+		}
+		if left.Value.Sign() < 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // counterSets returns the counters as API objects, in the order of the GPUs' names.
 func counterSets(all map[string]counters) []resourceapi.CounterSet {
 	var sets []resourceapi.CounterSet

@@ -93,7 +93,7 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 			err = plan.allowsReplica(assignment, inv)
 		}
 		if err == nil && !r.AdminAccess {
-			err = fits(assignment, inv, occupants(assignment, others, plan))
+			err = fits(assignment, inv, occupants(assignment, inv, others, plan))
 		}
 		if err == nil {
 			err = assignment.isBack(inv)

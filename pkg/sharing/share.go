@@ -46,14 +46,14 @@ type occupant struct {
 // occupants returns the assignments on the same GPU that exclude this one or are counted with it: those of other
 // claims, then those of earlier requests of the same claim. Partitions and vGPUs that can exist side by side are left
 // out.
-func occupants(of Assignment, others []Holder, own Plan) []occupant {
+func occupants(of Assignment, inv inventory.Inventory, others []Holder, own Plan) []occupant {
 	var found []occupant
 	add := func(plan Plan, name func(Assignment) string) {
 		for _, a := range plan.Assignments {
 			if gpu.ParentName(a.Device) != gpu.ParentName(of.Device) || a.AdminAccess {
 				continue
 			}
-			if a.excludes(of) {
+			if a.excludes(of) || !inv.Beside(a.Device, of.Device) {
 				found = append(found, occupant{a, name(a)})
 			}
 		}
