@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/test/chaos/check"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -165,10 +166,17 @@ type lab struct {
 	hits     map[string]int // by "node gpu": how often its health was hurt
 	reported map[check.Violation]bool
 	found    []check.Violation
+	looked   [2]check.World // at the look before, and at the last one; only the judge uses them
+	said     bytes.Buffer
 }
 
 func (l *lab) say(format string, args ...any) {
-	fmt.Printf("[%6.1fs] %s\n", time.Since(l.began).Seconds(), fmt.Sprintf(format, args...))
+	now := time.Now()
+	line := fmt.Sprintf("[%6.1fs] %s\n", now.Sub(l.began).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Print(line)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said.WriteString(now.UTC().Format(time.RFC3339Nano+" ") + line) // the scheduler's log has the time of day
 }
 
 // settled waits until everything works, and returns the world as it is without pods.
@@ -262,6 +270,7 @@ func (l *lab) judge(ctx context.Context) (clean bool) {
 		return false
 	}
 	l.looks++
+	l.looked = [2]check.World{l.looked[1], w}
 	found := l.checker.Look(w)
 	var left []string
 	if l.ending && why == "" {
@@ -368,16 +377,29 @@ func (l *lab) clear(ctx context.Context) {
 	}
 }
 
-// fail keeps the logs and returns what was found.
+// fail keeps the logs, and what was seen and said, and returns what was found.
 func (l *lab) fail(ctx context.Context) error {
 	dir, err := l.KeepLogs(context.WithoutCancel(ctx), "chaos")
 	l.say("the logs are in %s", dir)
+	err = errors.Join(err, l.keep(dir))
 	var lines []string
 	for _, v := range l.found {
 		lines = append(lines, v.String())
 	}
 	return errors.Join(fmt.Errorf("seed %d: %d violations:\n%s", l.options.seed, len(lines),
 		strings.Join(lines, "\n")), err)
+}
+
+// keep writes the last two looks and all lines of the program. The objects that KeepLogs reads are later ones.
+func (l *lab) keep(dir string) error {
+	var failed []error
+	for i, name := range []string{"look-before.yaml", "look.yaml"} {
+		text, err := yaml.Marshal(l.looked[i])
+		failed = append(failed, err, os.WriteFile(filepath.Join(dir, name), text, 0o644))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.Join(append(failed, os.WriteFile(filepath.Join(dir, "chaos.log"), l.said.Bytes(), 0o644))...)
 }
 
 // control runs a command of test/cluster.
