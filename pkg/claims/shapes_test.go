@@ -87,6 +87,13 @@ func shapes(devices []resourceapi.Device) []shape {
 	return all
 }
 
+// blocked reports whether the scheduler gives the device to nobody.
+func blocked(d resourceapi.Device) bool {
+	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Effect != resourceapi.DeviceTaintEffectNone
+	})
+}
+
 // leaves says whether what is published leaves room for the second beside the first.
 func leaves(pool []resourceapi.ResourceSlice, first, second shape) bool {
 	counters := map[string]resource.Quantity{}
@@ -103,9 +110,7 @@ func leaves(pool []resourceapi.ResourceSlice, first, second shape) bool {
 			}
 		}
 	}
-	if slices.ContainsFunc(offered.Taints, func(t resourceapi.DeviceTaint) bool {
-		return t.Effect != resourceapi.DeviceTaintEffectNone
-	}) {
+	if blocked(offered) {
 		return false
 	}
 	if first.device.Name == second.device.Name {
@@ -166,16 +171,30 @@ func TestEveryTwoShapesOfAGPU(t *testing.T) {
 	for _, row := range []struct {
 		name, profile string
 		use           gpu.SharingMode
-		kinds         string // of devices
+		kinds         string            // of devices
+		byHand        func(*gpu.Device) // what an administrator has made; nil: nothing
 	}{
-		{"partitions", "dgx-h100", dynamic, "gpu mig vfio"},
-		{"partitions with and without engines", "rtxpro6000-x2", dynamic, "gpu mig vfio"},
-		{"vGPUs", "a16-x4", gpu.SharingMode{}, "gpu vfio vgpu"},
-		{"shares", "l40s-x4", gpu.SharingMode{}, "gpu vfio"},
+		{"partitions", "dgx-h100", dynamic, "gpu mig vfio", nil},
+		{"partitions with and without engines", "rtxpro6000-x2", dynamic, "gpu mig vfio", nil},
+		{"partitions by hand", "dgx-h100", gpu.SharingMode{Partitions: gpu.PartitionsStatic}, "mig",
+			func(d *gpu.Device) {
+				d.MIG.Enabled = true
+				for start := range 2 {
+					d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{UUID: gpu.UUID(fmt.Sprint("MIG-hand-", start)),
+						Placement: gpu.Placement{Parent: d.UUID, Profile: "1g.10gb", Start: start, Size: 1}})
+				}
+			}},
+		{"vGPUs", "a16-x4", gpu.SharingMode{}, "gpu vfio vgpu", nil},
+		{"vGPUs by hand", "a16-x4", gpu.SharingMode{}, "vgpu", func(d *gpu.Device) {
+			of := d.VGPUs.Types[0]
+			d.VGPUs.Existing = []gpu.VGPU{{Parent: d.UUID, Type: of, Function: d.PCI, MDev: "ee-0"},
+				{Parent: d.UUID, Type: of, Function: d.PCI, MDev: "ee-1"}}
+		}},
+		{"shares", "l40s-x4", gpu.SharingMode{}, "gpu vfio", nil},
 		{"replicas", "l40s-x4", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 3, Isolation: gpu.IsolationNone},
-			"gpu vfio"},
-		{"unlimited", "l40s-x4", gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}, "gpu vfio"},
-		{"exclusive", "l40s-x4", gpu.SharingMode{Sharing: gpu.Exclusive}, "gpu vfio"},
+			"gpu vfio", nil},
+		{"unlimited", "l40s-x4", gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}, "gpu vfio", nil},
+		{"exclusive", "l40s-x4", gpu.SharingMode{Sharing: gpu.Exclusive}, "gpu vfio", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -183,6 +202,9 @@ func TestEveryTwoShapesOfAGPU(t *testing.T) {
 			d.Use = row.use
 			if d.VFIO == nil || d.VFIO.Refusal != "" {
 				d.VFIO = &gpu.VFIO{Functions: []gpu.PCIFunction{{PCI: d.PCI, Driver: "nvidia"}}}
+			}
+			if row.byHand != nil {
+				row.byHand(&d)
 			}
 			inv := offer(d)
 			_, devices := pool(inv)
@@ -195,10 +217,19 @@ func TestEveryTwoShapesOfAGPU(t *testing.T) {
 				t.Errorf("got devices %s, want %s", got, row.kinds)
 			}
 			for _, first := range all {
+				if blocked(first.device) {
+					continue
+				}
 				held, _ := inv.Find(first.device.Name)
 				left, _ := pool(offer(d, held))
 				w := newFixture(t)
 				w.offered = inv
+				for _, p := range d.MIG.Instances {
+					w.mig[d.UUID], w.partitions[p.Placement] = true, p.UUID
+				}
+				for _, v := range d.VGPUs.Foreign() {
+					w.vgpus[v.MDev] = "by hand"
+				}
 				if _, err := w.preparer().Prepare(w.context(), first.claim("first")); err != nil {
 					t.Fatalf("%s: %v", first, err)
 				}
