@@ -134,14 +134,14 @@ func consumed(d gpu.Device, all counters) counters {
 // Beside reports whether the counters of a GPU allow these two devices of it at once.
 func (inv Inventory) Beside(one, other string) bool {
 	all := countersOf(inv)
-	var consumed []resourceapi.DeviceCounterConsumption
+	var used []resourceapi.DeviceCounterConsumption
 	for _, d := range inv {
 		if d.Name == one || d.Name == other {
-			consumed = append(consumed, publish(d, all).ConsumesCounters...)
+			used = append(used, publish(d, all).ConsumesCounters...)
 		}
 	}
 	for name, left := range all[gpu.ParentName(one)] {
-		for _, c := range consumed {
+		for _, c := range used {
 			left.Value.Sub(c.Counters[name].Value)
 		}
 		if left.Value.Sign() < 0 {
