@@ -151,7 +151,7 @@ func CopyMachineLogs(from, to string) (found bool, failed error) {
 }
 
 // mostOfLog is how much of the end of a machine's log is kept.
-const mostOfLog = 4 << 20
+const mostOfLog = 16 << 20
 
 func copyEnd(from, to string) error {
 	in, err := os.Open(from)
