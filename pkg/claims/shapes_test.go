@@ -180,8 +180,9 @@ func TestEveryTwoShapesOfAGPU(t *testing.T) {
 			func(d *gpu.Device) {
 				d.MIG.Enabled = true
 				for start := range 2 {
-					d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{UUID: gpu.UUID(fmt.Sprint("MIG-hand-", start)),
-						Placement: gpu.Placement{Parent: d.UUID, Profile: "1g.10gb", Start: start, Size: 1}})
+					at := gpu.Placement{Parent: d.UUID, Profile: "1g.10gb", Start: start, Size: 1}
+					d.MIG.Instances = append(d.MIG.Instances,
+						gpu.Partition{UUID: gpu.UUID(fmt.Sprint("MIG-hand-", start)), Placement: at})
 				}
 			}},
 		{"vGPUs", "a16-x4", gpu.SharingMode{}, "gpu vfio vgpu", nil},
@@ -193,7 +194,8 @@ func TestEveryTwoShapesOfAGPU(t *testing.T) {
 		{"shares", "l40s-x4", gpu.SharingMode{}, "gpu vfio", nil},
 		{"replicas", "l40s-x4", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 3, Isolation: gpu.IsolationNone},
 			"gpu vfio", nil},
-		{"unlimited", "l40s-x4", gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}, "gpu vfio", nil},
+		{"unlimited", "l40s-x4", gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},
+			"gpu vfio", nil},
 		{"exclusive", "l40s-x4", gpu.SharingMode{Sharing: gpu.Exclusive}, "gpu vfio", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
