@@ -15,6 +15,9 @@ import (
 // ErrNoAnswer is returned when a GPU does not answer in time, or has not yet answered an earlier call.
 var ErrNoAnswer = errors.New("the GPU does not answer")
 
+// errNotAsked is returned when a call has ended before NVML was open for it. That says nothing about a GPU.
+var errNotAsked = errors.New("NVML was not open in time")
+
 // calls tracks calls that had not returned when their caller gave up. An NVML call cannot be interrupted, and one that
 // hangs occupies a thread. Therefore no other call is made for the same GPU until it has returned.
 type calls struct {
@@ -64,21 +67,49 @@ func (c *calls) giveUp(about gpu.UUID, returned <-chan struct{}) {
 // context.
 const grace = 100 * time.Millisecond
 
-// call runs do with a session, and waits for it until ctx ends. Error: ErrNoAnswer.
+// asked says whom a call asks. One that nobody waits for any more asks nobody else.
+type asked struct {
+	mu    sync.Mutex
+	whom  *gpu.UUID // a GPU, or driver; nil: nobody yet
+	ended bool      // the caller has given up
+}
+
+// ask is called before NVML is. Error: errNotAsked when the caller has given up.
+func (a *asked) ask(whom gpu.UUID) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return errNotAsked
+	}
+	a.whom = &whom
+	return nil
+}
+
+// giveUp ends the wait for the call, and returns whom it has asked; nil: nobody.
+func (a *asked) giveUp() *gpu.UUID {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	return a.whom
+}
+
+// call runs do with a session, and waits for it until ctx ends. Errors: ErrNoAnswer, errNotAsked.
 func call[T any](ctx context.Context, m *Machine, about gpu.UUID, do func(*session) (T, error)) (T, error) {
-	return wait(ctx, &m.calls, about, func() (T, error) {
-		s, err := m.acquire()
+	return wait(ctx, &m.calls, about, func(a *asked) (none T, err error) {
+		s, err := m.acquire(a)
 		if err != nil {
-			var none T
 			return none, err
 		}
 		defer m.release(s)
+		if err := a.ask(about); err != nil {
+			return none, err
+		}
 		return do(s)
 	})
 }
 
-// wait runs do, and waits for it until ctx ends. Error: ErrNoAnswer.
-func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func() (T, error)) (T, error) {
+// wait runs do, and waits for it until ctx ends. Errors: ErrNoAnswer, errNotAsked.
+func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func(*asked) (T, error)) (T, error) {
 	var none T
 	if c.hangs(about) {
 		return none, fmt.Errorf("an earlier call has not returned: %w", ErrNoAnswer)
@@ -87,10 +118,11 @@ func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func() (T, er
 		value T
 		err   error
 	}
+	var asks asked
 	answered, returned := make(chan answer, 1), make(chan struct{})
 	go func() {
 		defer close(returned)
-		value, err := do()
+		value, err := do(&asks)
 		answered <- answer{value, err}
 	}()
 	select {
@@ -102,7 +134,13 @@ func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func() (T, er
 	case a := <-answered:
 		return a.value, a.err
 	case <-time.After(grace):
-		c.giveUp(about, returned)
-		return none, fmt.Errorf("%w: %w", ErrNoAnswer, context.Cause(ctx))
+		whom, err := asks.giveUp(), errNotAsked
+		if whom != nil {
+			c.giveUp(*whom, returned)
+		}
+		if whom != nil && *whom == about {
+			err = ErrNoAnswer
+		}
+		return none, fmt.Errorf("%w: %w", err, context.Cause(ctx))
 	}
 }

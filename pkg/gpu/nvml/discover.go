@@ -71,7 +71,12 @@ func (m *Machine) Discover(ctx context.Context) (gpu.Discovery, error) {
 
 // awaitSession ends or changes the session, and waits for it until ctx ends.
 func (m *Machine) awaitSession(ctx context.Context, change func() error) error {
-	_, err := wait(ctx, &m.calls, driver, func() (none, error) { return none{}, change() })
+	_, err := wait(ctx, &m.calls, driver, func(a *asked) (none, error) {
+		if err := a.ask(driver); err != nil {
+			return none{}, err
+		}
+		return none{}, change()
+	})
 	return err
 }
 
@@ -154,7 +159,7 @@ func (m *Machine) readAll(ctx context.Context, sys *system) gpu.Discovery {
 
 // readOne reads the GPU with the index. After an error it returns what is known of it. A GPU whose MIG mode is being
 // changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if it had
-// some when it was last read.
+// some when it was last read. One that could not be asked, because NVML was closed, is unchanged, too.
 func (m *Machine) readOne(ctx context.Context, index int, sys *system) (discovered, error) {
 	known, about := m.known.at(index)
 	if known.device.UUID != "" && m.known.isSwitching(known.device.UUID) {
@@ -165,6 +170,9 @@ func (m *Machine) readOne(ctx context.Context, index int, sys *system) (discover
 	if err == nil {
 		m.known.keep(index, r)
 		return r, nil
+	}
+	if errors.Is(err, errNotAsked) && known.device.UUID != "" {
+		return known, nil
 	}
 	m.known.silent(index)
 	if known.device.UUID != "" {

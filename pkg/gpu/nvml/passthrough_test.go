@@ -334,6 +334,77 @@ func TestBindWhileACallHangs(t *testing.T) {
 	}
 }
 
+// Calls that give up while NVML is closed for a bind have asked nobody. The GPUs that they are about are well, and
+// nothing is asked of them later.
+func TestCallsWhileNVMLIsClosed(t *testing.T) {
+	v := newVMMachine(t)
+	must(t, os.MkdirAll(v.file(v.other.PCI, ""), 0o755)) // it is on the bus
+	v.look()
+	v.blocks, v.blocked = make(chan struct{}), make(chan struct{})
+	result := make(chan error, 1)
+	go func() { result <- v.bind(t.Context()) }()
+	<-v.blocked
+	must(t, v.simulated.Slow(v.other.Name, "GetComputeRunningProcesses", time.Hour))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	exclusive := gpu.DesiredState{Settings: &gpu.Settings{Mode: gpu.ExclusiveProcess}}
+	for range 2 {
+		if _, err := v.Processes(ended, v.other); !errors.Is(err, context.Canceled) || errors.Is(err, nvml.ErrNoAnswer) {
+			t.Errorf("processes: got %v, want no word about the GPU", err)
+		}
+		if err := v.Set(ended, v.other.UUID, exclusive); !errors.Is(err, context.Canceled) ||
+			errors.Is(err, nvml.ErrNoAnswer) {
+			t.Errorf("set: got %v, want no word about the GPU", err)
+		}
+	}
+	close(v.blocks)
+	must(t, <-result)
+	found, err := v.Discover(t.Context())
+	must(t, err)
+	if len(found.Broken) > 0 || len(found.Devices) != 1 || found.Devices[0].ComputeMode != "" {
+		t.Errorf("got %+v, broken %v; want the other GPU as it was", found.Devices, found.Broken)
+	}
+	must(t, v.Set(t.Context(), v.other.UUID, exclusive))
+	must(t, v.simulated.Heal(v.other.Name))
+}
+
+// slowInit is a library whose start takes until ready is closed.
+type slowInit struct {
+	nvmllib.Interface
+	begun, ready chan struct{}
+}
+
+func (l slowInit) InitWithFlags(flags uint32) nvmllib.Return {
+	close(l.begun)
+	<-l.ready
+	return l.Interface.InitWithFlags(flags)
+}
+
+// A start of NVML that hangs is no GPU that hangs.
+func TestCallWhileNVMLStarts(t *testing.T) {
+	m, n := following(t, "t4-x2")
+	found, err := n.Discover(t.Context())
+	must(t, err)
+	c, slow := n.MachineConfig, slowInit{m.NVML(), make(chan struct{}), make(chan struct{})}
+	c.Library = slow
+	n = nvml.New(c)
+	set := func(ctx context.Context) error {
+		return n.Set(ctx, found.Devices[0].UUID, gpu.DesiredState{Settings: &gpu.Settings{}})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-slow.begun; cancel() }()
+	for range 2 {
+		if err := set(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, nvml.ErrNoAnswer) {
+			t.Errorf("got %v, want no word about the GPU", err)
+		}
+	}
+	if _, err := n.Discover(ctx); !errors.Is(err, nvml.ErrNoAnswer) {
+		t.Errorf("a discovery meanwhile: got %v, want that NVML does not answer", err)
+	}
+	close(slow.ready)
+	must(t, set(t.Context()))
+}
+
 // A GPU that a program has open is not unbound, and the program is named. NVIDIA's persistence daemon should let it go
 // when the mode is off.
 func TestBindOfAGPUInUse(t *testing.T) {

@@ -70,7 +70,7 @@ func New(c MachineConfig) *Machine { return &Machine{MachineConfig: c, follows: 
 // Open returns a Machine with one session, which stays open until Close.
 func Open(c MachineConfig) (*Machine, error) {
 	m := &Machine{MachineConfig: c}
-	s, err := m.acquire()
+	s, err := m.acquire(&asked{})
 	if err != nil {
 		return nil, err
 	}
@@ -100,9 +100,9 @@ type session struct {
 // fails. Those that R470 has need no check (oldestDriver).
 func (s *session) has(function string) bool { return s.lib.Extensions().LookupSymbol(function) == nil }
 
-// acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
-// called. Error: ErrReleased.
-func (m *Machine) acquire() (*session, error) {
+// acquire returns the session and opens it if needed, unless the caller has given up by then. The caller must release
+// it. m.mu is not held while NVML is called. Errors: ErrReleased, errNotAsked.
+func (m *Machine) acquire(a *asked) (*session, error) {
 	m.opening.Lock() // one call opens it, and the others wait
 	defer m.opening.Unlock()
 	if err := m.watch.refusal(); err != nil {
@@ -110,6 +110,9 @@ func (m *Machine) acquire() (*session, error) {
 	}
 	if s := m.enter(); s != nil {
 		return s, nil
+	}
+	if err := a.ask(driver); err != nil {
+		return nil, err
 	}
 	s, err := m.open()
 	if err != nil {
@@ -131,6 +134,16 @@ func (m *Machine) enter() *session {
 		m.current.users++
 	}
 	return m.current
+}
+
+// hold adds a use of the session, and returns false if it has none any more: it may be shut down.
+func (m *Machine) hold(s *session) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.users > 0 {
+		s.users++
+	}
+	return s.users > 0
 }
 
 // release ends one use of a session. The last user of a retired session shuts it down. While no events are watched, the

@@ -189,7 +189,7 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 		return errLeft
 	}
 	defer m.watch.exit()
-	s, err := m.acquire()
+	s, err := m.acquire(&asked{})
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,16 @@ func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet
 		}
 		_, about := m.known.at(i)
 		ctx, cancel := context.WithTimeout(ctx, registerTimeout)
-		id, err := wait(ctx, &m.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
+		id, err := wait(ctx, &m.calls, about, func(a *asked) (gpu.UUID, error) {
+			if !m.hold(s) {
+				return "", errLeft
+			}
+			defer m.release(s) // after the watcher, if the call hangs
+			if err := a.ask(about); err != nil {
+				return "", err
+			}
+			return s.registerAt(i, set)
+		})
 		cancel()
 		if err == nil {
 			gpus[id], watched[i] = "", id

@@ -227,6 +227,47 @@ func TestWatchHangs(t *testing.T) {
 	w.reason(0, "")
 }
 
+// A GPU that hangs when its events are registered keeps the session that it is asked in: NVML is shut down after it.
+func TestShutdownAfterARegistrationThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ok = nvmllib.SUCCESS
+		var registering, shutdowns atomic.Int32
+		handle := &mock.Device{
+			GetUUIDFunc:                func() (string, nvmllib.Return) { return "GPU-0", ok },
+			GetSupportedEventTypesFunc: func() (uint64, nvmllib.Return) { return nvmllib.EventTypeXidCriticalError, ok },
+			RegisterEventsFunc: func(uint64, nvmllib.EventSet) nvmllib.Return {
+				registering.Add(1)
+				defer registering.Add(-1)
+				time.Sleep(time.Hour)
+				return ok
+			},
+		}
+		n, err := nvml.Open(nvml.MachineConfig{Sysfs: t.TempDir(), Library: &mock.Interface{
+			InitWithFlagsFunc: func(uint32) nvmllib.Return { return ok },
+			ShutdownFunc: func() nvmllib.Return {
+				shutdowns.Add(1)
+				if registering.Load() > 0 {
+					t.Error("NVML is shut down while a call of the session has not returned")
+				}
+				return ok
+			},
+			DeviceGetCountFunc:         func() (int, nvmllib.Return) { return 1, ok },
+			DeviceGetHandleByIndexFunc: func(int) (nvmllib.Device, nvmllib.Return) { return handle, ok },
+			EventSetCreateFunc:         func() (nvmllib.EventSet, nvmllib.Return) { return &mock.EventSet{}, ok },
+		}})
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go n.Watch(ctx, func(gpu.Event) {})
+		time.Sleep(time.Minute) // of the test's own clock
+		n.Release("an update")
+		time.Sleep(time.Hour)
+		if got := shutdowns.Load(); got != 1 {
+			t.Errorf("when the call has returned: got %d shutdowns, want 1", got)
+		}
+	})
+}
+
 // A GPU without events is not watched, for a reason.
 func TestWithoutEvents(t *testing.T) {
 	t.Parallel()
