@@ -19,7 +19,7 @@ import (
 type known struct {
 	mu          sync.Mutex
 	gpus        map[int]discovered   // by NVML index
-	version     int                  // increased when a GPU appears, disappears, or answers again
+	version     int                  // increased when a GPU appears, disappears, answers again, or changes its MIG mode
 	switching   map[gpu.UUID]int     // number of calls that are changing the MIG mode of the GPU
 	partitioned map[gpu.UUID]gpu.MIG // the last known partitioning
 	said        map[string]string    // logged errors, so that each is logged once
@@ -187,6 +187,13 @@ func (k *known) note(d gpu.Device, what string, err error, fine ...error) {
 		k.said[about] = text
 		klog.Background().Info(what, "device", d.Name, "uuid", d.UUID, "err", err)
 	}
+}
+
+// changed records a change of a GPU that no discovery sees.
+func (k *known) changed() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.version++
 }
 
 // changes returns how often the GPUs have changed.

@@ -85,7 +85,9 @@ func (s *session) setMIGMode(handle nvmllib.Device, id gpu.UUID, mode int) error
 	if ret == nvmllib.SUCCESS {
 		ret = activation
 	}
-	if ret == nvmllib.SUCCESS {
+	if ret == nvmllib.SUCCESS { // "may unbind or reset the device": its events and its handle may have ended
+		s.handles.Delete(id)
+		s.known.changed()
 		return nil
 	}
 	_, _ = handle.SetMigMode(current) // otherwise the next reset would still apply the mode

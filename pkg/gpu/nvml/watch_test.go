@@ -423,3 +423,40 @@ func TestWaitForEvents(t *testing.T) {
 		})
 	}
 }
+
+// countedSets counts how often a watch has begun.
+type countedSets struct {
+	nvmllib.Interface
+	sets *atomic.Int32
+}
+
+func (l countedSets) EventSetCreate() (nvmllib.EventSet, nvmllib.Return) {
+	l.sets.Add(1)
+	return l.Interface.EventSetCreate()
+}
+
+// nvml.h says of a change of the MIG mode that it may unbind or reset the GPU: its events are registered again.
+func TestEventsAfterAChangeOfTheMIGMode(t *testing.T) {
+	t.Parallel()
+	m, n := following(t, "dgx-h100")
+	var sets atomic.Int32
+	n.Library, n.EventWait = countedSets{m.NVML(), &sets}, 100*time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); n.Watch(ctx, func(gpu.Event) {}) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	w := &watcher{t, m, n, nil}
+	w.reason(0, "")
+	id := w.look().Devices[0].UUID
+	for _, mode := range []gpu.MIGMode{gpu.MIGOn, gpu.MIGOff} {
+		before := sets.Load()
+		must(t, n.Set(t.Context(), id, gpu.DesiredState{MIG: mode}))
+		w.eventually("its events are registered again", func() bool { return sets.Load() > before }, new(string))
+		w.reason(0, "")
+		before = sets.Load()
+		must(t, n.Set(t.Context(), id, gpu.DesiredState{MIG: mode})) // which changes nothing
+		if w.look(); sets.Load() != before {
+			t.Error("the watch has begun anew without a change")
+		}
+	}
+}
