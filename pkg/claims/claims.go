@@ -22,6 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims/access"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
@@ -68,6 +69,8 @@ type Preparer struct {
 	Timeout time.Duration
 	// Waiting is called at most once per call, after 5 s of waiting, with the cause; may be nil.
 	Waiting func(claim sharing.Claim, cause error)
+	// NotRestored is called with a GPU on which what an ended claim has changed cannot be undone; may be nil.
+	NotRestored func(id gpu.UUID)
 	// Stopping ends all waiting when it is cancelled, at shutdown; nil: never.
 	Stopping context.Context
 }

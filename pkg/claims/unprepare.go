@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -23,9 +26,9 @@ import (
 var ErrRunning = errors.New("the claim is released when it has ended")
 
 // ErrNotRestored means that settings and MPS daemons of the claim's GPUs stay as they are, because a claim with an
-// unreadable record may need them, or because the GPUs cannot be set since a reboot; or that a GPU does not come back
-// from a virtual machine. Nothing else is left of the claim but its record, in phase Releasing. Unprepare can be called
-// again when that has ended.
+// unreadable record may need them; or that what was changed on a GPU cannot be undone, because it does not answer or
+// does not come back from a virtual machine. Nothing else is left of the claim but its record, in phase Releasing, with
+// such GPUs only. Unprepare can be called again when that has ended.
 var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
 
 // Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning, ErrNotRestored,
@@ -101,22 +104,16 @@ func (t *tx) release(results []allocation.Result) error {
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.Binds)
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesVGPU)
 	}
-	notReturned, err := t.returnFromVMs(plan)
+	left, why, err := t.undo(plan, t.restore)
 	if err != nil {
 		return err
 	}
-	if err := change.DestroyPartitions(t.ctx, t.Hardware, plan); err != nil {
-		return err
-	}
-	err = t.restore(plan)
-	if err != nil && rebooted { // the GPUs need not be there yet
-		err = fmt.Errorf("%w: %w", ErrNotRestored, err)
-	}
-	if err != nil {
-		return err
-	}
-	if notReturned != nil {
-		return fmt.Errorf("%w: %w", ErrNotRestored, notReturned)
+	if why != nil {
+		err := t.putPlan(t.record.Plan.Of(left...))
+		if err == nil && results != nil {
+			return t.setAside(left)
+		}
+		return errors.Join(fmt.Errorf("%w: %w", ErrNotRestored, why), err)
 	}
 	if err := t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) }); err != nil || alters {
 		return err
@@ -127,6 +124,20 @@ func (t *tx) release(results []allocation.Result) error {
 	}
 	t.unlock()
 	return t.writeSpecAgain()
+}
+
+// setAside leaves the claim without a record, because it has been allocated again: what it has left on GPUs is released
+// as that of claims which nobody uses any more, one for each GPU.
+func (t *tx) setAside(left []gpu.UUID) error {
+	for _, id := range left {
+		rec := t.record
+		rec.Plan = rec.Plan.Of(id)
+		rec.Claim.UID += types.UID("-" + gpu.ParentName(rec.Plan.Assignments[0].Device))
+		if err := t.step(steps.WriteRecord, func() error { return t.Records.Put(rec) }); err != nil {
+			return err
+		}
+	}
+	return t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) })
 }
 
 // checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
@@ -161,13 +172,12 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
-		notReturned, err := t.returnFromVMs(t.record.Plan)
+		_, why, err := t.undo(t.record.Plan, func(sharing.Plan) error { return nil })
 		if err != nil {
 			return err
 		}
-		unknown = errors.Join(unknown, notReturned)
-		if err := change.DestroyPartitions(t.ctx, t.Hardware, t.record.Plan); err != nil {
-			return err
+		if why != nil {
+			return fmt.Errorf("%w: %w", ErrNotRestored, errors.Join(unknown, why))
 		}
 	}
 	if err := t.putPlan(t.record.Plan.Unbegun()); err != nil {
@@ -176,14 +186,34 @@ func (t *tx) releasePartitions(unknown error) error {
 	return fmt.Errorf("%w: %w", ErrNotRestored, unknown)
 }
 
-// returnFromVMs takes the plan's GPUs and vGPUs from virtual machines. notReturned says of which this cannot be done,
-// and why. Other errors end the attempt: gpu.ErrBusy, and that the call has ended.
-func (t *tx) returnFromVMs(plan sharing.Plan) (notReturned, err error) {
-	err = errors.Join(change.RemoveVGPUs(t.ctx, t.Passthrough, plan), change.ReturnVFIO(t.ctx, t.Passthrough, plan))
-	if errors.Is(err, gpu.ErrBusy) || t.ctx.Err() != nil {
-		return nil, err
+// undo takes the plan's GPUs and vGPUs from virtual machines, removes its partitions, and restores the settings of its
+// GPUs, of all GPUs in parallel. left are the GPUs on which that cannot be done, and why says what prevents it. Other
+// errors end the attempt: gpu.ErrBusy, and that the call has ended.
+func (t *tx) undo(plan sharing.Plan, restore func(sharing.Plan) error) (left []gpu.UUID, why, err error) {
+	var mu sync.Mutex
+	why = change.Each(plan.GPUs(), func(id gpu.UUID) error {
+		of := plan.Of(id)
+		err := errors.Join(change.RemoveVGPUs(t.ctx, t.Passthrough, of), change.ReturnVFIO(t.ctx, t.Passthrough, of),
+			change.DestroyPartitions(t.ctx, t.Hardware, of))
+		if err == nil {
+			err = restore(of)
+		}
+		if err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			left = append(left, id)
+		}
+		return err
+	})
+	if errors.Is(why, gpu.ErrBusy) || t.ctx.Err() != nil {
+		return nil, nil, why
 	}
-	return err, nil
+	for _, id := range left {
+		if t.NotRestored != nil {
+			t.NotRestored(id)
+		}
+	}
+	return left, why, nil
 }
 
 // removeSpec removes the CDI spec of the claim.

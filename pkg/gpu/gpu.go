@@ -50,6 +50,8 @@ type Device struct {
 	// Gone says of a lost GPU that NVML has said so, or has not listed it, since its last answer: when it answers
 	// again, it has been reset. One that was only silent need not have been.
 	Gone bool `json:",omitempty"`
+	// ResetRequired says of a lost GPU that it answers only that it must be reset.
+	ResetRequired bool `json:",omitempty"`
 	// MovedTo is the name that the GPU has now, because its place on the PCI bus has changed while a claim holds it
 	// under this one; empty: it has not. Such a device is lost, and its UUID is its name.
 	MovedTo string      `json:",omitempty"`

@@ -118,7 +118,7 @@ func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inve
 	for i, d := range known {
 		if at := all.index(d.Name); at >= 0 {
 			if all[at].Lost {
-				d.Lost, d.Gone = true, d.Gone || all[at].Gone
+				d.Lost, d.Gone, d.ResetRequired = true, d.Gone || all[at].Gone, all[at].ResetRequired
 				all[at] = d
 			}
 			continue
@@ -130,7 +130,7 @@ func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inve
 		if now != "" {
 			d = formerName(d, now)
 		}
-		d.Lost, d.Gone = true, true
+		d.Lost, d.Gone, d.ResetRequired = true, true, false
 		all = slices.Insert(all, all.after(known[:i]), d)
 	}
 	return New(all)

@@ -189,6 +189,17 @@ func (p Plan) GPUs() []gpu.UUID {
 	return slices.Sorted(maps.Keys(ids))
 }
 
+// Of returns the part of the plan on these physical GPUs.
+func (p Plan) Of(ids ...gpu.UUID) Plan {
+	var of Plan
+	for _, a := range p.Assignments {
+		if slices.Contains(ids, a.GPU) {
+			of.Assignments = append(of.Assignments, a)
+		}
+	}
+	return of
+}
+
 // ChangesHardware reports whether any of the assignments does.
 func (p Plan) ChangesHardware() bool {
 	return slices.ContainsFunc(p.Assignments, Assignment.ChangesHardware)

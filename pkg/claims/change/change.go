@@ -36,7 +36,7 @@ type Hardware interface {
 
 // Set brings GPUs into their states.
 func Set(ctx context.Context, hw Hardware, ids []gpu.UUID, state func(gpu.UUID) gpu.DesiredState) error {
-	return each(ids, func(id gpu.UUID) error {
+	return Each(ids, func(id gpu.UUID) error {
 		s := state(id)
 		if s == (gpu.DesiredState{}) {
 			return nil
@@ -48,8 +48,8 @@ func Set(ctx context.Context, hw Hardware, ids []gpu.UUID, state func(gpu.UUID) 
 	})
 }
 
-// each calls do for all GPUs in parallel, because one call may take seconds. The error joins those of all calls.
-func each(ids []gpu.UUID, do func(gpu.UUID) error) error {
+// Each calls do for all GPUs in parallel, because one call may take seconds. The error joins those of all calls.
+func Each(ids []gpu.UUID, do func(gpu.UUID) error) error {
 	if len(ids) == 1 {
 		return do(ids[0])
 	}
@@ -80,7 +80,7 @@ func CheckPlacements(ctx context.Context, hw Hardware, plan sharing.Plan) error 
 func CreatePartitions(ctx context.Context, hw Hardware, plan sharing.Plan) (sharing.Plan, error) {
 	partitions, made := plan.Partitions(), map[gpu.Placement]gpu.UUID{}
 	var mu sync.Mutex
-	err := each(plan.GPUs(), func(id gpu.UUID) error {
+	err := Each(plan.GPUs(), func(id gpu.UUID) error {
 		for _, part := range partitions[id] { // partitions of one GPU are created one after the other
 			var uuid gpu.UUID
 			if err := steps.Do(ctx, steps.CreatePartition, func(ctx context.Context) (err error) {
@@ -101,7 +101,7 @@ func CreatePartitions(ctx context.Context, hw Hardware, plan sharing.Plan) (shar
 // DestroyPartitions removes the partitions that the plan has made.
 func DestroyPartitions(ctx context.Context, hw Hardware, plan sharing.Plan) error {
 	partitions := plan.Partitions()
-	return each(plan.GPUs(), func(id gpu.UUID) error {
+	return Each(plan.GPUs(), func(id gpu.UUID) error {
 		for _, part := range partitions[id] {
 			if !part.MayExist() {
 				continue

@@ -57,7 +57,7 @@ func ReturnVFIO(ctx context.Context, hw Passthrough, plan sharing.Plan) error {
 // eachBound calls do for each GPU that the plan binds, in parallel.
 func eachBound(plan sharing.Plan, do func(gpu.UUID, sharing.AssignedVFIO) error) error {
 	bound := plan.Bound()
-	return each(plan.GPUs(), func(id gpu.UUID) error {
+	return Each(plan.GPUs(), func(id gpu.UUID) error {
 		v, ok := bound[id]
 		if !ok {
 			return nil

@@ -36,7 +36,7 @@ func RemoveVGPUs(ctx context.Context, hw VGPUs, plan sharing.Plan) error {
 
 // eachMade calls do for each vGPU that the plan makes: those of one GPU one after the other, GPUs in parallel.
 func eachMade(plan sharing.Plan, do func(gpu.PCIAddress, sharing.AssignedVGPU) error) error {
-	return each(plan.GPUs(), func(id gpu.UUID) error {
+	return Each(plan.GPUs(), func(id gpu.UUID) error {
 		for _, a := range plan.Assignments {
 			if a.GPU != id || !a.MakesVGPU() {
 				continue

@@ -49,9 +49,6 @@ func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) e
 	}
 	handle, err := s.handle(id)
 	if err != nil {
-		if isGone(err) && undoes(want) {
-			return nil
-		}
 		return err
 	}
 	if err := s.setMIG(ctx, handle, id, want.MIG); err != nil || want.Settings == nil {
@@ -97,7 +94,7 @@ func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
 	switch {
 	case ret == nvmllib.SUCCESS:
 		return nil
-	case name == "" && (ret == nvmllib.ERROR_NOT_SUPPORTED || isGone(ret)):
+	case name == "" && (ret == nvmllib.ERROR_NOT_SUPPORTED || needsReset(ret)):
 		return nil
 	case ret == nvmllib.ERROR_NOT_SUPPORTED:
 		return fmt.Errorf("compute mode %s: it can only have the default: %w", name, ErrNotConfigurable)
@@ -107,26 +104,20 @@ func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
 	return fmt.Errorf("compute mode %s: %w", name, ret)
 }
 
-// Exit codes of nvidia-smi are NVML's error numbers.
-const (
-	exitNotSupported = int(nvmllib.ERROR_NOT_SUPPORTED)
-	exitNoDevice     = int(nvmllib.ERROR_NOT_FOUND)
-	exitLost         = int(nvmllib.ERROR_GPU_IS_LOST)
-)
-
-// setTimeSlice runs nvidia-smi, because NVML has no call for it.
+// setTimeSlice runs nvidia-smi, because NVML has no call for it. Its exit codes are NVML's error numbers.
 func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval) error {
 	code, text, err := runSMI(ctx, s.config.Driver, "compute-policy", "-i", string(id), "--set-timeslice",
 		strconv.Itoa(intervals[name]))
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("time slice %s: %w", name, err)
 	}
-	unsupported := code == exitNotSupported || strings.Contains(text, "Not Supported")
+	ret := nvmllib.Return(code)
+	unsupported := ret == nvmllib.ERROR_NOT_SUPPORTED || strings.Contains(text, "Not Supported")
 	switch {
 	case err == nil:
 		return nil
-	case name == gpu.IntervalDefault && (unsupported || code == exitNoDevice || code == exitLost):
-		return nil // it has the default, or is gone
+	case name == gpu.IntervalDefault && (unsupported || needsReset(ret)):
+		return nil // it has the default
 	case unsupported:
 		return fmt.Errorf("time slice %s: it can only have Default: %w", name, ErrNotConfigurable)
 	}

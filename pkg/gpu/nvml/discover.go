@@ -140,6 +140,7 @@ func (m *Machine) readAll(ctx context.Context, sys *system) gpu.Discovery {
 		if errs[i] != nil {
 			look.Broken = append(look.Broken, fmt.Errorf("GPU %d: %w", i, errs[i]))
 			r.device.Gone = needsReset(errs[i])
+			r.device.ResetRequired = errors.Is(errs[i], nvmllib.ERROR_RESET_REQUIRED)
 			silent = append(silent, r.device)
 			continue
 		}
@@ -328,12 +329,12 @@ func (s *session) locate(d *gpu.Device, handle nvmllib.Device) error {
 // unknown. Error: the GPU is lost.
 func (s *session) product(d gpu.Device, handle nvmllib.Device) (p gpu.Product, smClock uint32, err error) {
 	var ret nvmllib.Return
-	if p.Name, ret = handle.GetName(); ret == nvmllib.ERROR_GPU_IS_LOST {
+	if p.Name, ret = handle.GetName(); needsReset(ret) {
 		return p, 0, fmt.Errorf("get product name: %w", ret)
 	}
 	s.known.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
 	cc := &p.ComputeCapability
-	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret == nvmllib.ERROR_GPU_IS_LOST {
+	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); needsReset(ret) {
 		return p, 0, fmt.Errorf("get compute capability: %w", ret)
 	}
 	s.known.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)

@@ -27,6 +27,7 @@ var codes = map[nvmllib.Return]string{
 	nvmllib.ERROR_DRIVER_NOT_LOADED:       "ERROR_DRIVER_NOT_LOADED",
 	nvmllib.ERROR_LIBRARY_NOT_FOUND:       "ERROR_LIBRARY_NOT_FOUND",
 	nvmllib.ERROR_GPU_IS_LOST:             "ERROR_GPU_IS_LOST",
+	nvmllib.ERROR_RESET_REQUIRED:          "ERROR_RESET_REQUIRED",
 	nvmllib.ERROR_GPU_NOT_FOUND:           "ERROR_GPU_NOT_FOUND",
 	nvmllib.ERROR_LIB_RM_VERSION_MISMATCH: "ERROR_LIB_RM_VERSION_MISMATCH",
 	nvmllib.ERROR_UNKNOWN:                 "ERROR_UNKNOWN",

@@ -41,7 +41,7 @@ func withLost(sysfs string, devices, silent []gpu.Device) []gpu.Device {
 	}
 	for i, d := range silent {
 		if d.UUID != "" && slices.ContainsFunc(devices, func(other gpu.Device) bool { return other.UUID == d.UUID }) {
-			silent[i] = gpu.Device{Index: d.Index, Gone: d.Gone} // indices have shifted since it was read
+			silent[i] = gpu.Device{Index: d.Index, Gone: d.Gone, ResetRequired: d.ResetRequired} // indices have shifted since it was read
 		}
 	}
 	all := slices.Clone(devices)
@@ -59,7 +59,7 @@ func withLost(sysfs string, devices, silent []gpu.Device) []gpu.Device {
 		}
 		lost := gpu.Device{Name: d.PCI.DeviceName(), Type: gpu.TypeGPU,
 			UUID: cmp.Or(d.UUID, gpu.UUID(d.PCI.DeviceName())), PCI: d.PCI,
-			NUMANode: gpu.NoNUMANode, Index: d.Index, Lost: true, Gone: d.Gone}
+			NUMANode: gpu.NoNUMANode, Index: d.Index, Lost: true, Gone: d.Gone, ResetRequired: d.ResetRequired}
 		lost.Topology = gpu.Topology{NVLinkDomain: string(lost.UUID), FabricDomain: string(lost.UUID)}
 		all = append(all, lost)
 	}

@@ -19,6 +19,9 @@ type none = struct{}
 // Set changes settings and MIG mode of the GPU. Another error: ErrNotConfigurable.
 func (m *Machine) Set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) error {
 	_, err := call(ctx, m, id, func(s *session) (none, error) { return none{}, s.set(ctx, id, want) })
+	if needsReset(err) && undoes(want) {
+		return nil
+	}
 	return err
 }
 
@@ -39,6 +42,9 @@ func (m *Machine) DestroyPartition(ctx context.Context, at gpu.Placement, known 
 	_, err := call(ctx, m, at.Parent, func(s *session) (none, error) {
 		return none{}, s.destroyPartition(ctx, at, known)
 	})
+	if needsReset(err) {
+		return nil
+	}
 	return err
 }
 

@@ -43,8 +43,7 @@ func (s *session) setMIG(ctx context.Context, handle nvmllib.Device, id gpu.UUID
 // disableMIG disables the MIG mode. Existing partitions belong to others: gpu.ErrForeignPartition.
 func (s *session) disableMIG(handle nvmllib.Device, id gpu.UUID) error {
 	current, _, ret := handle.GetMigMode()
-	if ret == nvmllib.ERROR_NOT_SUPPORTED || isGone(ret) || ret == nvmllib.SUCCESS &&
-		current != nvmllib.DEVICE_MIG_ENABLE {
+	if ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS && current != nvmllib.DEVICE_MIG_ENABLE {
 		return nil
 	}
 	if ret != nvmllib.SUCCESS {

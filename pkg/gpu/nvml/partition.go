@@ -156,15 +156,12 @@ func wholeCompute(in nvmllib.GpuInstance, p profile) (nvmllib.ComputeInstancePro
 // destroyPartition implements Machine.DestroyPartition.
 func (s *session) destroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error {
 	handle, err := s.handle(at.Parent)
-	if isGone(err) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
 	current, _, ret := handle.GetMigMode()
 	switch {
-	case isGone(ret) || ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS &&
+	case ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS &&
 		current != nvmllib.DEVICE_MIG_ENABLE:
 		return nil
 	case ret != nvmllib.SUCCESS:

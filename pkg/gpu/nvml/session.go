@@ -292,11 +292,9 @@ func (s *session) handle(id gpu.UUID) (nvmllib.Device, error) {
 	return handle, nil
 }
 
-// needsReset reports whether the error means that the GPU answers no more before it is reset.
-func needsReset(err error) bool { return isGone(err) || errors.Is(err, nvmllib.ERROR_RESET_REQUIRED) }
-
-// isGone reports whether the error means that the GPU has gone, with all its settings.
-func isGone(err error) bool {
+// needsReset reports whether the error means that the GPU has gone, or answers no more before it is reset: its settings
+// and partitions end with that.
+func needsReset(err error) bool {
 	return errors.Is(err, nvmllib.ERROR_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_GPU_IS_LOST) ||
-		errors.Is(err, nvmllib.ERROR_GPU_NOT_FOUND)
+		errors.Is(err, nvmllib.ERROR_GPU_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_RESET_REQUIRED)
 }
