@@ -151,6 +151,9 @@ func TestProblems(t *testing.T) {
 		{"a GPU is lost, and has a handle", "t4-x2", func(p *testNode) error {
 			return p.Fail("0", node.AllCalls, hwprofile.LostGPU)
 		}, "gpu-lost", nil},
+		{"a GPU must be reset", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", node.AllCalls, "ERROR_RESET_REQUIRED")
+		}, "gpu-lost call-fails", []string{"nvidia-smi -r"}},
 		{"every call of a GPU fails", "t4-x2", func(p *testNode) error {
 			return p.Fail("0", node.AllCalls,
 				"ERROR_UNKNOWN")

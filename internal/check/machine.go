@@ -120,7 +120,7 @@ func (e *checker) list(devices []gpu.Device, broken []error) {
 	}
 	for _, err := range broken {
 		k := gpuUnreadable
-		if nvml.Code(err) == "ERROR_GPU_IS_LOST" {
+		if code := nvml.Code(err); code == "ERROR_GPU_IS_LOST" || code == "ERROR_RESET_REQUIRED" {
 			k = gpuLost
 		}
 		e.found(k.Found("%v", err))

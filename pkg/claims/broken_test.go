@@ -53,16 +53,17 @@ func newBrokenGPU(t *testing.T, profile string, use gpu.SharingMode) *brokenGPU 
 	return b
 }
 
-// restart begins a new process, which discovers the GPUs and resumes the claims. Devices that are missing stay, as those
-// of claims do.
+// restart begins a new process, which discovers the GPUs and resumes the claims. Devices that are missing stay, as
+// those of claims do.
 func (b *brokenGPU) restart(timeout time.Duration) error {
 	b.t.Helper()
 	if b.nvml != nil {
 		_ = b.nvml.Close()
 	}
 	root := b.machine.DriverRoot()
-	b.nvml = nvml.New(nvml.MachineConfig{Library: b.machine.NVML(), Sysfs: root + "/sys", WriteSysfs: b.machine.WriteSysfs,
-		Dev: root + "/dev", Proc: b.machine.Proc(), Driver: driverroot.Root{Host: root, Here: root}, Timeout: timeout})
+	b.nvml = nvml.New(nvml.MachineConfig{Library: b.machine.NVML(), Sysfs: root + "/sys",
+		WriteSysfs: b.machine.WriteSysfs, Dev: root + "/dev", Proc: b.machine.Proc(),
+		Driver: driverroot.Root{Host: root, Here: root}, Timeout: timeout})
 	b.claims = b.preparer()
 	b.claims.Devices = func() (inventory.Inventory, error) { return b.inv, nil }
 	b.claims.Hardware, b.claims.Passthrough, b.claims.Toolkit = b.nvml, b.nvml, devicesOnly{}
@@ -167,9 +168,10 @@ func TestBrokenGPUs(t *testing.T) {
 		name   string
 		breaks func(n *simnode.Node, name, undo string) error
 		mends  func(*simnode.Node, string) error // nil: it never comes back
-		ends   bool                              // what a claim has changed ends with it, so that nothing is left to undo
+		ends   bool                              // with it, what a claim has changed: nothing is left to undo
 	}{
-		{"lost", func(n *simnode.Node, name, _ string) error { return n.Unplug(name) }, (*simnode.Node).Plug, true},
+		{"lost", func(n *simnode.Node, name, _ string) error { return n.Unplug(name) },
+			(*simnode.Node).Plug, true},
 		{"reset required", all("ERROR_RESET_REQUIRED"), func(n *simnode.Node, name string) error {
 			return errors.Join(n.Heal(name), n.Reset(name))
 		}, true},

@@ -58,6 +58,8 @@ type Health struct {
 	License LicenseState
 	// NodeMissing is the device node that has vanished; empty: none.
 	NodeMissing string
+	// NotRestored: what an ended claim has changed on the GPU could not be undone.
+	NotRestored bool
 }
 
 // AER are the uncorrectable errors that the kernel has counted of a PCIe function since it found it (Advanced Error

@@ -61,6 +61,10 @@ const (
 	VGPUUnlicensed Cause = "VGPUUnlicensed"
 	// GPULost is the loss of a GPU while its events were awaited.
 	GPULost Cause = "GPULost"
+	// ResetRequired is the only answer of a GPU.
+	ResetRequired Cause = "ResetRequired"
+	// NotRestored is about what an ended claim has changed on the GPU.
+	NotRestored Cause = "NotRestored"
 	// ECCDoubleBit is an uncorrected memory error that NVML reports without an XID.
 	ECCDoubleBit Cause = "ECCDoubleBit"
 	// AERFatal and AERNonfatal are uncorrectable errors that the GPU has reported over PCIe.
@@ -238,6 +242,11 @@ var conditions = []Entry{
 	{GPULost, "NVML has lost the GPU.",
 		"Drain the node and reboot it. If the GPU is lost again, check its PCIe connection.", untilReboot,
 		"NVML: GPU is lost; as XID 79"},
+	{ResetRequired, "NVML answers only that the GPU must be reset before it can be used again.",
+		resetAdvice, untilReset, "NVML: reset required"},
+	{NotRestored, "What an ended claim has changed on the GPU cannot be undone.",
+		"The event ReleaseFailed of the node says why. If it does not end, reset the GPU: nvidia-smi -r -i INDEX.",
+		untilReset, "driver: the next claim would get the GPU as the last one has left it"},
 	{ECCDoubleBit, "A memory error that could not be corrected, reported without an XID.",
 		resetAdvice, untilReset,
 		"NVML: event; as XID 48"},

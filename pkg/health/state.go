@@ -256,6 +256,14 @@ func (s *State) Counted(now time.Time, bootID string, id gpu.UUID, is gpu.AER) (
 	return began
 }
 
+// Lost records that the GPU does not answer, because of GPULost or ResetRequired. Only the present cause goes on.
+func (s *State) Lost(now time.Time, bootID string, id gpu.UUID, cause Cause) []Condition {
+	ended := s.end(now, EndAnswer, func(c Condition) bool {
+		return c.GPU == id && c.Cause != cause && (c.Cause == GPULost || c.Cause == ResetRequired)
+	})
+	return append(ended, s.See(now, bootID, Subject{GPU: id}, cause, "")...)
+}
+
 // Reset ends the conditions of the GPU that a reset ends. Those that NVML can be asked about end when it says so, and
 // one that keeps coming back ends later: see Elapsed.
 func (s *State) Reset(now time.Time, id gpu.UUID, policies Policies) []Condition {
@@ -458,6 +466,7 @@ func problems(is gpu.Health) []problem {
 	add(is.Slowdown != "", HardwareSlowdown, is.Slowdown)
 	add(is.License == gpu.Unlicensed, VGPUUnlicensed, "")
 	add(is.NodeMissing != "", DeviceNodeMissing, is.NodeMissing)
+	add(is.NotRestored, NotRestored, "")
 	return all
 }
 

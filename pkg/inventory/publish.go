@@ -73,7 +73,7 @@ var AllTaints = []Taint{
 	{TaintLost, resourceapi.DeviceTaintEffectNoSchedule,
 		"the GPU does not answer; until it is back, or, when NVML does not count it any more, until the claim that " +
 			"holds it is released",
-		func(d gpu.Device) bool { return d.Lost }},
+		func(d gpu.Device) bool { return d.Lost && (!d.ResetRequired || len(d.Taints) == 0) }},
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
 		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the " +
 			"partition, or from making the GPU whole again",

@@ -43,7 +43,7 @@ func rulesOf(text string) string {
 const conditionNames = "RecoveryActionReset, RecoveryActionReboot, RecoveryActionDrainP2P, " +
 	"RecoveryActionDrainAndReset, RecoveryActionRecoverIMEXDomain, RecoveryActionBusReset, " +
 	"RecoveryActionSystemReboot, RowRemapPending, RowRemapFailed, PageRetirementPending, NVLinkDown, " +
-	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, VGPUUnlicensed, GPULost, " +
+	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, VGPUUnlicensed, GPULost, ResetRequired, NotRestored, " +
 	"ECCDoubleBit, AERFatal or AERNonfatal"
 
 func TestHealth(t *testing.T) {

@@ -30,7 +30,7 @@ type Known struct {
 	Published inventory.Inventory
 	// Policies are the rules of the administrator; nil: they cannot be read, and the last known ones stay.
 	Policies map[gpu.UUID]health.Policy
-	// Held has the GPUs that claims hold, whole or in part.
+	// Held has the GPUs that claims which have not ended hold, whole or in part.
 	Held map[gpu.UUID]bool
 	// Untainted reports whether the API server stores no taints, so that nothing is evicted.
 	Untainted bool
@@ -179,7 +179,11 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			changed = append(changed, m.state.Counted(now, m.bootID, d.UUID, errs)...)
 		}
 		if d.Lost {
-			changed = append(changed, m.state.See(now, m.bootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
+			cause := health.GPULost
+			if d.ResetRequired {
+				cause = health.ResetRequired
+			}
+			changed = append(changed, m.state.Lost(now, m.bootID, d.UUID, cause)...)
 			continue
 		}
 		answers, ok := known.Health[d.UUID]
@@ -309,9 +313,9 @@ func (m *Manager) States() map[gpu.UUID]report.GPUState {
 	for _, d := range m.known.GPUs {
 		s := report.GPUState{Device: d.Name, State: report.GPUHealthy}
 		switch {
-		case d.Lost:
+		case d.Lost && !d.ResetRequired:
 			s.State = report.GPULost
-		case m.worst(d) != health.EffectNone:
+		case d.Lost, m.worst(d) != health.EffectNone:
 			s.State = report.GPUUnhealthy
 		case m.unwatched(d) != "":
 			s.State = report.GPUUnmonitored

@@ -38,7 +38,8 @@ func (m *Manager) release(ctx context.Context, now time.Time) {
 func (m *Manager) awaitingReset(now time.Time) string {
 	why := ""
 	for _, d := range m.known.GPUs {
-		waits := !d.Lost && m.known.Persistent && !m.known.Held[d.UUID] && m.waitsForReset(d)
+		silent := d.Lost && !d.Gone // a call that hangs keeps NVML open anyway
+		waits := !silent && m.known.Persistent && !m.known.Held[d.UUID] && m.waitsForReset(d)
 		since, known := m.drains[d.UUID]
 		switch {
 		case !waits:

@@ -118,10 +118,24 @@ func TestStopWatching(t *testing.T) {
 			n.found.Persistent = false
 			sick(n)
 		}, ""},
-		{"one that is lost", func(n *testNode) {
+		{"one that does not answer", func(n *testNode) {
 			sick(n)
 			n.found.GPUs[1].Lost = true
 		}, ""},
+		{"one that is just being reset", func(n *testNode) {
+			sick(n)
+			n.look()
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = true, true
+		}, stopped},
+		{"one that is lost", func(n *testNode) {
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone = true, true
+		}, ""},
+		{"one that answers only that it must be reset", func(n *testNode) {
+			n.found.GPUs[1].Lost, n.found.GPUs[1].Gone, n.found.GPUs[1].ResetRequired = true, true, true
+		}, stopped},
+		{"one that an ended claim has left as it was", func(n *testNode) {
+			n.answer("GPU-1", gpu.Health{NotRestored: true})
+		}, stopped},
 		{"not for long", func(n *testNode) {
 			sick(n)
 			n.look()

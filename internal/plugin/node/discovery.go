@@ -187,7 +187,7 @@ func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *actions) {
 		a.notice(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) has another place on the PCI bus: its "+
 			"name is %s now. Pods with claims for %s cannot use it any more: delete them", d.Name, d.Product.Name,
 			old.UUID, d.MovedTo, d.Name))
-	case d.Lost && !old.Lost:
+	case d.Lost && !d.ResetRequired && (!old.Lost || old.ResetRequired):
 		logger.Info("GPU lost")
 		a.notice(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) does not answer any more", d.Name,
 			d.Product.Name, d.UUID))

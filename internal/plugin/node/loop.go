@@ -43,6 +43,7 @@ type (
 	serving     struct{} // this instance serves the kubelet
 	registered  struct{} // a kubelet has registered the plugin
 	requested   struct{} // people have asked for something
+	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
 	modeSet     struct { // a claim has changed the MIG mode of a GPU, or could not
 		gpu gpu.UUID
 		err error
@@ -126,6 +127,8 @@ type state struct {
 	resumed   time.Time         // when claims were last resumed
 	logged    map[string]string // the last problem logged of each kind, so that it is logged once
 
+	left map[gpu.UUID]time.Time // since when a GPU is as an ended claim has left it
+
 	serving     bool
 	discovering bool
 	asked       bool      // for a discovery at once, or after the one under way
@@ -141,7 +144,7 @@ type basis struct {
 
 func newState(o Options) *state {
 	return &state{dir: o.Dir, blocked: blockedGPUs{}, unbound: blockedGPUs{},
-		stuck: map[gpu.UUID]string{}, logged: map[string]string{},
+		stuck: map[gpu.UUID]string{}, left: map[gpu.UUID]time.Time{}, logged: map[string]string{},
 		changed: make(chan struct{}),
 		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
@@ -185,6 +188,8 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 			s.stuck[e.gpu] = e.err.Error()
 		}
 		s.asked = s.asked || e.err == nil || s.stuck[e.gpu] != before
+	case notRestored:
+		s.left[gpu.UUID(e)], s.asked = at.Now, true
 	case publish.Lacking:
 		s.lacking, s.asked = e, true
 	case registered:
@@ -305,8 +310,16 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	if e.noConfig == nil {
 		known.Policies = map[gpu.UUID]health.Policy{}
 	}
+	maps.DeleteFunc(s.left, func(id gpu.UUID, since time.Time) bool { // a discovery under way has not seen the record
+		d, known := gpus.FindUUID(id)
+		return !known || !r.ended(d.Name) && at.Now.Sub(since) >= discoveryPeriod
+	})
 	for _, d := range gpus {
-		known.Held[d.UUID] = r.touches(d.Name)
+		known.Held[d.UUID] = r.uses(d.Name)
+		if h, answers := e.Health[d.UUID]; answers {
+			_, h.NotRestored = s.left[d.UUID]
+			e.Health[d.UUID] = h
+		}
 		if e.noConfig == nil {
 			known.Policies[d.UUID] = e.config.Health(d)
 		}
@@ -333,9 +346,13 @@ func (s *state) derive() (same bool) {
 }
 
 // repairSettings resumes claims whose GPU does not have the compute mode that they need: the GPU was reset, or the mode
-// was changed by hand.
+// was changed by hand. It also resumes those that have ended and are not undone.
 func (s *state) repairSettings(ctx context.Context, now time.Time, gpus inventory.Inventory, r records, a *actions) {
 	if now.Sub(s.resumed) < resumePeriod {
+		return
+	}
+	if len(s.left) > 0 {
+		s.resumed, a.Resume = now, true
 		return
 	}
 	var holders []sharing.Holder

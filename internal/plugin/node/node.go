@@ -148,6 +148,9 @@ func (n *Node) Registered() { n.send(registered{}) }
 // the health of the GPUs.
 func (n *Node) Serving() { n.send(serving{}) }
 
+// NotRestored notes that what an ended claim has changed on the GPU cannot be undone.
+func (n *Node) NotRestored(id gpu.UUID) { n.send(notRestored(id)) }
+
 // send gives an event to the loop.
 func (n *Node) send(event any) {
 	select {

@@ -40,6 +40,25 @@ func (r records) touches(device string) bool {
 	return r.any(func(a sharing.Assignment) bool { return gpu.ParentName(a.Device) == device })
 }
 
+// uses reports whether a claim that has not ended holds the GPU or a partition of it.
+func (r records) uses(device string) bool {
+	return r.incomplete != nil || slices.ContainsFunc(slices.Concat(r.before, r.after),
+		func(rec checkpoint.PreparedClaim) bool { return rec.Phase != checkpoint.Releasing && on(rec, device) })
+}
+
+// ended reports whether a claim that has ended still has a record on the GPU.
+func (r records) ended(device string) bool {
+	return slices.ContainsFunc(r.after,
+		func(rec checkpoint.PreparedClaim) bool { return rec.Phase == checkpoint.Releasing && on(rec, device) })
+}
+
+// on reports whether the record has the GPU or a partition of it.
+func on(rec checkpoint.PreparedClaim, device string) bool {
+	return slices.ContainsFunc(rec.Plan.Assignments, func(a sharing.Assignment) bool {
+		return gpu.ParentName(a.Device) == device
+	})
+}
+
 // holds reports whether a claim has exactly this device.
 func (r records) holds(device string) bool {
 	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool { return a.Device == device })

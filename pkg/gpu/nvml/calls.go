@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -67,30 +68,17 @@ func (c *calls) giveUp(about gpu.UUID, returned <-chan struct{}) {
 // context.
 const grace = 100 * time.Millisecond
 
-// asked says whom a call asks. One that nobody waits for any more asks nobody else.
-type asked struct {
-	mu    sync.Mutex
-	whom  *gpu.UUID // a GPU, or driver; nil: nobody yet
-	ended bool      // the caller has given up
-}
+// asked is whom a call has asked: a GPU, or driver; nil: nobody yet; gaveUp: it asks nobody any more.
+type asked struct{ atomic.Pointer[gpu.UUID] }
+
+var gaveUp = new(gpu.UUID)
 
 // ask is called before NVML is. Error: errNotAsked when the caller has given up.
 func (a *asked) ask(whom gpu.UUID) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.ended {
+	if was := a.Load(); was == gaveUp || !a.CompareAndSwap(was, &whom) {
 		return errNotAsked
 	}
-	a.whom = &whom
 	return nil
-}
-
-// giveUp ends the wait for the call, and returns whom it has asked; nil: nobody.
-func (a *asked) giveUp() *gpu.UUID {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ended = true
-	return a.whom
 }
 
 // call runs do with a session, and waits for it until ctx ends. Errors: ErrNoAnswer, errNotAsked.
@@ -134,7 +122,7 @@ func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func(*asked) 
 	case a := <-answered:
 		return a.value, a.err
 	case <-time.After(grace):
-		whom, err := asks.giveUp(), errNotAsked
+		whom, err := asks.Swap(gaveUp), errNotAsked
 		if whom != nil {
 			c.giveUp(*whom, returned)
 		}

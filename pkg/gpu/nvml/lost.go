@@ -41,7 +41,8 @@ func withLost(sysfs string, devices, silent []gpu.Device) []gpu.Device {
 	}
 	for i, d := range silent {
 		if d.UUID != "" && slices.ContainsFunc(devices, func(other gpu.Device) bool { return other.UUID == d.UUID }) {
-			silent[i] = gpu.Device{Index: d.Index, Gone: d.Gone, ResetRequired: d.ResetRequired} // indices have shifted since it was read
+			// Indices have shifted since it was read.
+			silent[i] = gpu.Device{Index: d.Index, Gone: d.Gone, ResetRequired: d.ResetRequired}
 		}
 	}
 	all := slices.Clone(devices)

@@ -233,8 +233,10 @@ func TestShutdownAfterARegistrationThatHangs(t *testing.T) {
 		const ok = nvmllib.SUCCESS
 		var registering, shutdowns atomic.Int32
 		handle := &mock.Device{
-			GetUUIDFunc:                func() (string, nvmllib.Return) { return "GPU-0", ok },
-			GetSupportedEventTypesFunc: func() (uint64, nvmllib.Return) { return nvmllib.EventTypeXidCriticalError, ok },
+			GetUUIDFunc: func() (string, nvmllib.Return) { return "GPU-0", ok },
+			GetSupportedEventTypesFunc: func() (uint64, nvmllib.Return) {
+				return nvmllib.EventTypeXidCriticalError, ok
+			},
 			RegisterEventsFunc: func(uint64, nvmllib.EventSet) nvmllib.Return {
 				registering.Add(1)
 				defer registering.Add(-1)
