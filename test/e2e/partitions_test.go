@@ -231,7 +231,11 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 		})
 		t.Run("a GPU is lost while it is partitioned", func(t *testing.T) {
 			t.Parallel()
-			s.testPartitionedGPULost(t, dgx, gpus[3])
+			s.testPartitionedGPULost(t, dgx, gpus[3], []string{"unplug"}, "plug")
+		})
+		t.Run("a GPU does not answer while it is partitioned, and the partition is removed later", func(t *testing.T) {
+			t.Parallel()
+			s.testPartitionedGPULost(t, dgx, gpus[6], []string{"fail", "all", "ERROR_UNKNOWN"}, "heal")
 		})
 		t.Run("partitions of an administrator beside those of claims remain", func(t *testing.T) {
 			t.Parallel()
@@ -405,21 +409,22 @@ func (s *suite) testPartitionsUnwanted(t *testing.T) {
 	s.waitParts(t, node, gpu.Name, "the partitions to be back", are(free))
 }
 
-// testPartitionedGPULost unplugs a GPU while a pod has a partition of it.
-func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceapi.Device) {
+// testPartitionedGPULost breaks a GPU while a pod has a partition of it, and mends it when the pod has ended.
+func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceapi.Device, breaks []string,
+	mends string) {
 	free := s.partsOf(t, node, gpu.Name)
-	ns := s.namespace(t, "unplugged")
+	ns := s.namespace(t, "broken-"+mends)
 	pod := s.withPartition(t, ns, "worker", small, gpu)
 	s.madeFor(t, pod)
-	plugged := false
-	plug := func() {
-		if !plugged {
-			s.simctl(t, s.plugin(t, node), "plug", gpu.Name)
+	mended := false
+	mend := func() {
+		if !mended {
+			s.simctl(t, s.plugin(t, node), mends, gpu.Name)
 		}
-		plugged = true
+		mended = true
 	}
-	defer plug()
-	s.simctl(t, s.plugin(t, node), "unplug", gpu.Name)
+	defer mend()
+	s.simctl(t, s.plugin(t, node), slices.Insert(breaks, 1, gpu.Name)...)
 	lost := slices.Clone(free)
 	for i := range lost {
 		lost[i] += " " + gpuLost
@@ -429,7 +434,7 @@ func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceap
 	if got := s.partsOf(t, node, gpu.Name); !slices.Equal(got, lost) {
 		t.Errorf("after the claim: got %q, want %q", got, lost)
 	}
-	plug()
+	mend()
 	s.waitParts(t, node, gpu.Name, "the GPU to be back", are(free))
 	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
 }
