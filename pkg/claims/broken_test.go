@@ -186,6 +186,12 @@ func TestBrokenGPUs(t *testing.T) {
 			}
 			return n.Fail(name, undo, "ERROR_UNKNOWN")
 		}, (*simnode.Node).Heal, false},
+		{"one call fails", func(n *simnode.Node, name, undo string) error {
+			if undo == "" {
+				return nil
+			}
+			return n.Inject(name, undo, simnode.Fault{Error: "ERROR_UNKNOWN", Times: 1})
+		}, (*simnode.Node).Heal, true},
 	}
 	for _, shape := range shapes {
 		for _, state := range states {

@@ -193,10 +193,17 @@ func (t *tx) undo(plan sharing.Plan, restore func(sharing.Plan) error) (left []g
 	var mu sync.Mutex
 	why = change.Each(plan.GPUs(), func(id gpu.UUID) error {
 		of := plan.Of(id)
-		err := errors.Join(change.RemoveVGPUs(t.ctx, t.Passthrough, of), change.ReturnVFIO(t.ctx, t.Passthrough, of),
-			change.DestroyPartitions(t.ctx, t.Hardware, of))
-		if err == nil {
-			err = restore(of)
+		undo := func() error {
+			if err := errors.Join(change.RemoveVGPUs(t.ctx, t.Passthrough, of),
+				change.ReturnVFIO(t.ctx, t.Passthrough, of),
+				change.DestroyPartitions(t.ctx, t.Hardware, of)); err != nil {
+				return err
+			}
+			return restore(of)
+		}
+		err := undo()
+		if err != nil && !errors.Is(err, gpu.ErrBusy) && t.ctx.Err() == nil {
+			err = undo() // one call may fail by chance
 		}
 		if err != nil {
 			mu.Lock()

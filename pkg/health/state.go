@@ -427,7 +427,7 @@ func (c Condition) endedByAnswer(rule Rule) bool {
 
 // flapping returns for how long the cause must be gone before an answer of NVML or a reset ends the condition.
 func (c Condition) flapping() time.Duration {
-	if c.Returns < 2 {
+	if c.Returns < 2 || c.Cause == NotRestored { // which is no fault that comes and goes
 		return 0
 	}
 	return doubled(flapTime, c.Returns-2)
