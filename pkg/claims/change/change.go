@@ -18,7 +18,7 @@ import (
 )
 
 // Hardware changes GPUs. Every method may be repeated with the same arguments. A change is a method of its own if the
-// record must be on disk before the next change.
+// record must be on disk before the next change. A GPU that answers only that it must be reset counts as gone.
 type Hardware interface {
 	// Set changes the settings and the MIG mode of a physical GPU. It is no error if the GPU is gone and s only
 	// restores defaults. Errors: gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
