@@ -43,7 +43,7 @@ type (
 	serving     struct{} // this instance serves the kubelet
 	registered  struct{} // a kubelet has registered the plugin
 	requested   struct{} // people have asked for something
-	modeSet     struct { // a claim has changed the MIG mode of a GPU, or could not
+	modeNotSet  struct { // the MIG mode of a GPU could not be changed for a claim
 		gpu gpu.UUID
 		err error
 	}
@@ -167,7 +167,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.health.Occurred(ctx, e)
 	case paused:
 		s.health.Paused(ctx, at, string(e))
-	case modeSet:
+	case modeNotSet:
 		s.blocked.note(at.Now, e.gpu, e.err)
 	case gpuBound:
 		_, known := s.unbound.all(at.Now)[e.gpu]

@@ -156,7 +156,7 @@ func (n *Node) send(event any) {
 	}
 }
 
-// Hardware wraps h, so that the Node learns the results of changes of MIG mode.
+// Hardware wraps h, so that the Node learns of changes of the MIG mode that fail.
 func (n *Node) Hardware(h claims.Hardware) claims.Hardware { return observedHardware{h, n} }
 
 type observedHardware struct {
@@ -166,8 +166,8 @@ type observedHardware struct {
 
 func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error {
 	err := h.Hardware.Set(ctx, id, s)
-	if s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff {
-		h.node.send(modeSet{id, err})
+	if err != nil && (s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff) {
+		h.node.send(modeNotSet{id, err})
 	}
 	return err
 }
