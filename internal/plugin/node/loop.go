@@ -122,6 +122,7 @@ type state struct {
 	used      map[gpu.UUID]bool    // by programs that belong to no claim, at the last discovery; nil: there was none
 	open      map[gpu.UUID]bool    // likewise, those that keep the GPU from virtual machines
 	pending   []report.PendingChange
+	unsaved   bool              // the inventory could not be saved
 	failed    int               // discoveries in a row
 	resumed   time.Time         // when claims were last resumed
 	logged    map[string]string // the last problem logged of each kind, so that it is logged once
@@ -314,6 +315,9 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	s.health.Discovered(ctx, at, known)
 
 	if same {
+		if s.unsaved {
+			a.Save = &s.known
+		}
 		s.repairSettings(ctx, at.Now, gpus, r, a)
 		return
 	}

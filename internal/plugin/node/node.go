@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
@@ -280,10 +279,10 @@ func (n *Node) do(ctx context.Context, a actions) {
 		}
 	}
 	if a.Save != nil {
-		if err := save(n.Dir, *a.Save); err != nil {
-			klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the "+
-				"next start")
-		}
+		err := save(n.Dir, *a.Save)
+		n.state.unsaved = err != nil
+		n.state.logOnce(ctx, "Inventory not saved, will be tried again: until then, a GPU that is lost will be "+
+			"forgotten at the next start", err)
 	}
 	if a.Waiting != nil || a.Ready {
 		n.Readiness.Wait(a.Waiting)
