@@ -484,6 +484,8 @@ func unknown(c Cause, is gpu.Health) bool {
 		return is.License == gpu.LicenseUnknown
 	case c == NVLinkDown:
 		return is.LinksUp == nil
+	case c == FabricUnhealthy:
+		return is.FabricUnknown
 	case strings.HasPrefix(string(c), string(recoveryActionPrefix)):
 		return is.RecoveryAction == gpu.RecoveryUnknown
 	}
