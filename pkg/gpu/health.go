@@ -58,6 +58,9 @@ type Health struct {
 	Slowdown string
 	// License is the state of the licence of a vGPU.
 	License LicenseState
+	// ComputeMode is the present mode. If a claim holds the GPU, Claimed, it may be the claim's.
+	ComputeMode ComputeMode
+	Claimed     bool
 	// NodeMissing is the device node that has vanished; empty: none.
 	NodeMissing string
 }

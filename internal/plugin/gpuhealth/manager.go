@@ -212,6 +212,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			continue
 		}
 		answers, ok := known.Health[d.UUID]
+		answers.ComputeMode, answers.Claimed = d.ComputeMode, known.Held[d.UUID]
 		was, had := last.GPUs.FindUUID(d.UUID)
 		// A GPU that was in a virtual machine has been reset. Without a reset, NVIDIA's driver still asks for one.
 		if back := was.Lost && was.Gone || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {

@@ -351,6 +351,21 @@ func TestTaints(t *testing.T) {
 			n.found.Unwatched["GPU-0"] = "the GPU has no events for XIDs"
 			n.look()
 		}, "gpu-0: unmonitored=:None\ngpu-0-mig-1g10gb-0: unmonitored=:None\ngpu-0-mig-1g10gb-2: unmonitored=:None"},
+		{"an administrator keeps programs off a GPU", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.Prohibited
+			n.answer("GPU-1", gpu.Health{})
+		}, "gpu-1: unhealthy=ComputeModeProhibited:NoSchedule since 0s"},
+		{"he lets one process use it", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.ExclusiveProcess
+			n.answer("GPU-1", gpu.Health{})
+			n.wantEvents("it is told", "node Normal: GPUNotice")
+		}, ""},
+		{"a claim does", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.ExclusiveProcess
+			n.held = []gpu.UUID{"GPU-1"}
+			n.answer("GPU-1", gpu.Health{})
+			n.wantEvents("it is not told", "")
+		}, ""},
 		{"a memory error without XID", health.Policy{}, func(n *testNode) {
 			n.memoryError()
 			n.wantTaints("an XID may follow", "")
