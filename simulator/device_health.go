@@ -129,7 +129,7 @@ func (d *device) fabricInfo() (nvml.GpuFabricInfo_v4, nvml.Return) {
 	if ret != nvml.SUCCESS {
 		return nvml.GpuFabricInfo_v4{}, ret
 	}
-	f, e := c.Calls.GetGpuFabricInfo.Get()
+	f, e := c.Fabric().Get()
 	if e != "" {
 		return nvml.GpuFabricInfo_v4{}, nvml.Return(e.Number())
 	}

@@ -45,7 +45,7 @@ func (d *device) setTopologyCalls() {
 	d.GetP2PStatusFunc = d.p2p
 	d.GetMemoryAffinityFunc = d.memoryAffinity
 	d.GetGpuFabricInfoFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[hwprofile.Fabric] { return c.Calls.GetGpuFabricInfo },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Fabric] { return c.Fabric() },
 		func(f hwprofile.Fabric) nvml.GpuFabricInfo {
 			return nvml.GpuFabricInfo{ClusterUuid: uuidBytes(f.ClusterUUID), Status: uint32(f.Status),
 				CliqueId: f.CliqueID, State: uint8(f.State)}

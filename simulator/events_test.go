@@ -290,6 +290,9 @@ func TestHealthCalls(t *testing.T) {
 			"recovery-action=drain-and-reset remapped-rows=pending nvlink-down=2 fabric=unhealthy slowdown=thermal",
 			"action 4; rows 0 0 true false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 3 2 unhealthy=1; " +
 				"clocks 0x48"},
+		{"no fabric manager", "dgx-h100", "fabric=not-started",
+			"action 0; rows 0 0 false false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 1; fabric 1 0 unhealthy=0; " +
+				"clocks 0x0"},
 		{"rows that failed", "dgx-h100", "remapped-rows=failed",
 			"action 0; rows 0 0 false true SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 1; fabric 3 1 unhealthy=2; " +
 				"clocks 0x0"},

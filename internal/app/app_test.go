@@ -98,12 +98,12 @@ func TestOpenNVML(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
 			save := func(why string) error { return health.Saved{Release: why}.Save(dir) }
-			if err := errors.Join(save(row.before), health.RequestRelease(dir, time.Now().Add(time.Hour))); err != nil {
+			if err := errors.Join(save(row.before), health.RequestRelease(dir, time.Now(), time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			answered := make(chan error, 1)
 			go func() {
-				for !health.ReleaseRequest(dir).IsZero() {
+				for !health.ReleaseRequest(dir, time.Now()).IsZero() {
 					time.Sleep(time.Millisecond)
 				}
 				answered <- save(row.after)

@@ -55,9 +55,9 @@ func healthCommand() *cobra.Command {
 				return errors.Join(fmt.Errorf("--close-nvml %s: want at least 1s, such as 5m; --open-nvml opens NVML",
 					closeFor), errUsage)
 			}
-			return closeNVML(out, dir, time.Now().Add(closeFor))
+			return closeNVML(out, dir, closeFor)
 		case open:
-			return closeNVML(out, dir, time.Time{})
+			return closeNVML(out, dir, 0)
 		}
 		return printHealth(out, saved)
 	})
@@ -90,27 +90,28 @@ func clearHealth(out io.Writer, dir string, saved health.Saved, device string) e
 	return err
 }
 
-// closeNVML asks the plugin to close NVML until then, or to open it (zero), and waits until it knows. It is an error if
+// closeNVML asks the plugin to close NVML for so long, or to open it (0), and waits until it knows. It is an error if
 // NVML stays closed for another reason.
-func closeNVML(out io.Writer, dir string, until time.Time) error {
-	if err := health.RequestRelease(dir, until); err != nil {
+func closeNVML(out io.Writer, dir string, lasts time.Duration) error {
+	now := time.Now()
+	if err := health.RequestRelease(dir, now, lasts); err != nil {
 		return err
 	}
 	var saved health.Saved
 	if !eventually(func() bool {
 		var err error
 		saved, err = health.Load(dir)
-		return err == nil && ((saved.Release != "") == !until.IsZero() || saved.ReleaseOtherwise())
+		return err == nil && ((saved.Release != "") == (lasts != 0) || saved.ReleaseOtherwise())
 	}) {
 		return errors.New("the plugin has not answered yet: does it run?")
 	}
-	if until.IsZero() && saved.Release != "" {
+	if lasts == 0 && saved.Release != "" {
 		return fmt.Errorf("NVML stays closed: %s", saved.Release)
 	}
 	text := "NVML is open.\n"
-	if !until.IsZero() {
+	if lasts != 0 {
 		text = fmt.Sprintf("NVML is closed within 5 s, until %s. The GPUs of this node are tainted meanwhile.\n",
-			until.UTC().Format(time.RFC3339))
+			now.Add(lasts).UTC().Format(time.RFC3339))
 	}
 	_, err := io.WriteString(out, text)
 	return err

@@ -188,8 +188,8 @@ func (e *checker) health() {
 	}
 	for _, g := range saved.GPUs {
 		for _, c := range saved.Conditions {
-			if c.GPU == g.UUID && c.Active() && c.Cause != health.GPULost &&
-				c.Cause != health.VGPUUnlicensed { // see gpuLost and vgpuUnlicensed
+			if c.GPU == g.UUID && c.Active() && !slices.Contains([]health.Cause{health.GPULost, health.VGPUUnlicensed,
+				health.ComputeModeProhibited}, c.Cause) { // these have problems of their own
 				meaning, _ := health.Describe(c.Cause)
 				e.found(gpuSick.Found("%s: %s (%s) since %s: %s", g.Name, c.Cause.Title(), g.Rules[c.Cause],
 					c.Since.UTC().Format(time.RFC3339), meaning))

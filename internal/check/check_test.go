@@ -172,6 +172,12 @@ func TestProblems(t *testing.T) {
 				"ERROR_NO_PERMISSION")
 		},
 			"call-fails", []string{"GetComputeRunningProcesses (ERROR_NO_PERMISSION)"}},
+		{"a GPU admits no CUDA program", "t4-x2", func(p *testNode) error {
+			return p.SetComputeMode("0", hwprofile.ComputeModeProhibited)
+		}, "compute-mode-prohibited", []string{"GPU 0 gpu-3b-00-0: its compute mode admits no CUDA program"}},
+		{"a GPU admits one process, as that of a claim", "t4-x2", func(p *testNode) error {
+			return p.SetComputeMode("0", hwprofile.ComputeModeExclusiveProcess)
+		}, "", nil},
 		{"the driver root is a link", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
 			p.config.Machine.Driver = driverroot.Root{Host: link, Here: link}

@@ -231,6 +231,9 @@ func (e *checker) unanswered(g *GPU, calls hwprofile.Calls) {
 	if len(failing) > 0 {
 		e.found(callFails.Found("GPU %d %s: calls fail: %s", g.Index, g.Name, strings.Join(failing, ", ")))
 	}
+	if mode, _ := calls.GetComputeMode.Get(); mode == hwprofile.ComputeModeProhibited {
+		e.found(prohibited.Found("GPU %d %s: its compute mode admits no CUDA program", g.Index, g.Name))
+	}
 	if mode, code := calls.GetPersistenceMode.Get(); code == "" && mode == hwprofile.Disabled &&
 		!e.report.Driver.Persistence && !e.has(noPersistence) {
 		e.found(noPersistence.Found("GPU %d %s is not in persistence mode, and no persistence daemon runs", g.Index,

@@ -63,6 +63,8 @@ var (
 	migUnreadable = host.ProblemKind{ID: "mig-unreadable", Severity: host.Warning,
 		Remedy: "nothing, if the profile is not needed: it is left out, and all others are offered; else use a newer " +
 			"version of this driver, or send a recording (dra-kubelet-plugin record --mask) with a bug report"}
+	prohibited = host.ProblemKind{ID: "compute-mode-prohibited", Severity: host.Warning,
+		Remedy: "nothing, if CUDA programs are to be kept off the GPU, which is tainted; else nvidia-smi -c DEFAULT"}
 	noPersistence = host.ProblemKind{ID: "no-persistence", Severity: host.Warning,
 		Remedy: "run nvidia-persistenced, or nvidia-smi -pm 1: else the driver lets go of an idle GPU, and the first " +
 			"program waits seconds for it"}
@@ -72,5 +74,5 @@ var (
 var AllKinds = append([]host.ProblemKind{
 	noLibrary, noModule, versionMismatch, noNVML, driverTooOld, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick,
 	driverFiles, twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
-	migUnreadable, noPersistence, vgpuUnlicensed,
+	migUnreadable, prohibited, noPersistence, vgpuUnlicensed,
 }, host.AllKinds...)

@@ -60,6 +60,7 @@ func (h hardware) Access(context.Context, gpu.Device) (gpu.Access, error) {
 
 func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)                      { return gpu.Access{}, nil }
 func (hardware) Set(context.Context, gpu.UUID, gpu.DesiredState) error           { return nil }
+func (hardware) ComputeMode(context.Context, gpu.UUID) (gpu.ComputeMode, error)  { return "", nil }
 func (hardware) CheckPlacement(context.Context, gpu.Placement) error             { return nil }
 func (hardware) DestroyPartition(context.Context, gpu.Placement, gpu.UUID) error { return nil }
 

@@ -226,6 +226,19 @@ func TestGoldenRecordOfShares(t *testing.T) {
 	golden(t, file, want)
 }
 
+// So must records of format 2 with the compute mode that was found. A driver that does not know it reads the rest, and
+// sets the default mode in the end.
+func TestGoldenRecordOfAComputeMode(t *testing.T) {
+	const uid, file = "66666666-2222-3333-4444-555555555555", "testdata/v2/66666666-2222-3333-4444-555555555555.json"
+	golden(t, file, PreparedClaim{Phase: Prepared, BootID: "boot",
+		Claim: sharing.Claim{Namespace: "ml", Name: "prohibited", UID: uid},
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Request: "r1", Pool: "node-1", Device: "gpu-01-00-0",
+			ShareID: "share-1", GPU: "GPU-1", Share: &sharing.Share{Memory: 5 << 30},
+			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}, FoundMode: gpu.Prohibited,
+			Isolation: sharing.Isolation{MPS: &sharing.MPSClient{Daemon: "gpu-01-00-0", GPUs: []gpu.UUID{"GPU-1"},
+				Memory: []uint64{5 << 30}}}, CDI: []string{"k8s.gpu.nvidia.com/claim=gpu-01-00-0"}}}}})
+}
+
 // So must records of format 3: partitions that are made, one of them not yet and one with MPS, and one that somebody
 // else has made.
 func TestGoldenRecordOfPartitions(t *testing.T) {

@@ -169,6 +169,15 @@ func TestScripts(t *testing.T) {
 			"GPU-1: time slice Long, compute mode DEFAULT\nGPU-2: time slice Long, compute mode DEFAULT\na Prepared " +
 				"boot-0 gpu-1,gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi a-gpu-2 /dev/nvidia1" + common},
 		{"is gone with its claim", "prepare a gpu-1 Long; unprepare a", "ok", strings.TrimSpace(common)},
+		{"the compute mode of the administrator returns after the last share", "mode GPU-1 PROHIBITED; " +
+			"prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; unprepare a; unprepare b", "ok",
+			"GPU-1: time slice Default, compute mode PROHIBITED" + common},
+		{"so it does when the first share ends last", "mode GPU-1 EXCLUSIVE_PROCESS; prepare a gpu-1#s:5Gi/30; " +
+			"prepare b gpu-1#t:10Gi/20; unprepare b; unprepare a", "ok", exclusive1 + common},
+		{"so it does after a time slice", "mode GPU-1 EXCLUSIVE_PROCESS; prepare a gpu-1 Long; unprepare a", "ok",
+			exclusive1 + common},
+		{"after a reboot it is found anew", "mode GPU-1 PROHIBITED; prepare a gpu-1#s:5Gi/30; reboot; restart; " +
+			"unprepare a", "ok", strings.TrimSpace(common)},
 		{"the default one touches nothing", "prepare a gpu-1 Default", "r0=node/gpu-1", aHas1},
 		{"several whole GPUs have one MPS daemon", "prepare a gpu-1,gpu-2 MPS", "r0=node/gpu-1 r1=node/gpu-2",
 			exclusive1 + "\nGPU-2: time slice Default, compute mode EXCLUSIVE_PROCESS\ndaemon gpu-1 0% GPU-1=0Mi " +
@@ -408,6 +417,10 @@ func TestCrashes(t *testing.T) {
 			[]string{"unprepare a", "prepare a gpu-1,gpu-2"}},
 		{"prepare of the first share", "", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30",
 			"unprepare a"}},
+		{"prepare of the first share of a prohibited GPU", "mode GPU-1 PROHIBITED", "prepare a gpu-1#s:5Gi/30",
+			[]string{"prepare a gpu-1#s:5Gi/30; unprepare a", "unprepare a"}},
+		{"unprepare of the last share of a prohibited GPU", "mode GPU-1 PROHIBITED; prepare a gpu-1#s:5Gi/30",
+			"unprepare a", []string{"unprepare a"}},
 		{"prepare of the second share", "prepare b gpu-1#t:6Gi/30", "prepare a gpu-1#s:5Gi/30",
 			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
 		{"prepare of a larger second share", "prepare b gpu-1#t:4Gi/20", "prepare a gpu-1#s:5Gi/30",

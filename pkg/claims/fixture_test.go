@@ -281,6 +281,8 @@ func (w *fixture) do(verb string) string {
 		err = os.RemoveAll(w.cdiDir())
 	case "reset": // the GPUs, as an update of the driver does
 		clear(w.settings)
+	case "mode": // an administrator sets the compute mode of a GPU, by its UUID
+		w.settings[gpu.UUID(name)] = gpu.Settings{Mode: gpu.ComputeMode(rest)}
 	case "persist": // a GPU, by its UUID
 		w.persistent[gpu.UUID(name)] = true
 	case "external": // somebody else has bound the GPU to vfio-pci
@@ -529,6 +531,12 @@ func (h hardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) erro
 		}
 		return nil
 	})
+}
+
+func (h hardware) ComputeMode(_ context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	return h.w.settings[id].Mode, nil
 }
 
 func (h hardware) CheckPlacement(_ context.Context, at gpu.Placement) error {

@@ -29,6 +29,9 @@ func TestKeptRecords(t *testing.T) {
 			w.settings["GPU-1"] = gpu.Settings{Mode: gpu.ExclusiveProcess}
 			w.settings["GPU-4"] = gpu.Settings{Interval: gpu.IntervalLong}
 		}, ""},
+		"v2 with a compute mode": {func(w *fixture) {
+			w.settings["GPU-1"] = gpu.Settings{Mode: gpu.ExclusiveProcess}
+		}, "GPU-1: time slice Default, compute mode PROHIBITED"},
 		"v3": {func(w *fixture) {
 			w.mig["GPU-1"] = true
 			w.partitions[gpu.Placement{Parent: "GPU-1", Profile: "3g.40gb", Start: 4, Size: 4}] = "MIG-4"
@@ -47,6 +50,9 @@ func TestKeptRecords(t *testing.T) {
 	}
 	for _, file := range files {
 		format := filepath.Base(filepath.Dir(file))
+		if strings.HasPrefix(filepath.Base(file), "66666666") {
+			format += " with a compute mode"
+		}
 		t.Run(format, func(t *testing.T) {
 			state, ok := states[format]
 			if !ok {

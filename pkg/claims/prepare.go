@@ -163,7 +163,7 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 		}
 		plan = plan.WithUnmounted(containers)
 	}
-	if plan, err = change.WithPersistence(t.ctx, t.Passthrough, plan); err != nil {
+	if plan, err = change.WithFound(t.ctx, t.Hardware, t.Passthrough, t.Daemons, plan, t.others); err != nil {
 		return err
 	}
 	plan = plan.WithVGPUs(t.claim.UID)
@@ -188,7 +188,7 @@ func (t *tx) recheck() error {
 	if t.record.BootID == t.BootID || !t.record.Plan.ChangesHardware() {
 		return nil
 	}
-	plan, err := change.WithPersistence(t.ctx, t.Passthrough, t.record.Plan)
+	plan, err := change.WithFound(t.ctx, t.Hardware, t.Passthrough, t.Daemons, t.record.Plan, t.others)
 	if err != nil {
 		return err
 	}

@@ -52,10 +52,15 @@ type Health struct {
 	LinkPeers map[int]PCIAddress
 	// Fabric says what is wrong with the GPU's registration with the NVLink fabric; empty: nothing.
 	Fabric string
+	// FabricUnknown: the GPU registers with the fabric. It is too soon to say whether it will succeed.
+	FabricUnknown bool
 	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.
 	Slowdown string
 	// License is the state of the licence of a vGPU.
 	License LicenseState
+	// ComputeMode is the present mode. If a claim holds the GPU, Claimed, it may be the claim's.
+	ComputeMode ComputeMode
+	Claimed     bool
 	// NodeMissing is the device node that has vanished; empty: none.
 	NodeMissing string
 	// NotRestored: what an ended claim has changed on the GPU could not be undone.

@@ -61,5 +61,9 @@ const (
 // ComputeMode says which processes may use the GPU. The zero value is the factory default: all.
 type ComputeMode string
 
-// ExclusiveProcess lets one process use the GPU. If that is an MPS server, only its clients can use the GPU.
-const ExclusiveProcess ComputeMode = "EXCLUSIVE_PROCESS"
+const (
+	// ExclusiveProcess lets one process use the GPU. If that is an MPS server, only its clients can use the GPU.
+	ExclusiveProcess ComputeMode = "EXCLUSIVE_PROCESS"
+	// Prohibited lets no CUDA program use the GPU. Only an administrator sets it.
+	Prohibited ComputeMode = "PROHIBITED"
+)

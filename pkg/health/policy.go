@@ -59,6 +59,9 @@ const (
 	DeviceNodeMissing     Cause = "DeviceNodeMissing"
 	// VGPUUnlicensed is about a vGPU in a virtual machine.
 	VGPUUnlicensed Cause = "VGPUUnlicensed"
+	// ComputeModeProhibited and the next one are the choice of an administrator.
+	ComputeModeProhibited       Cause = "ComputeModeProhibited"
+	ComputeModeExclusiveProcess Cause = "ComputeModeExclusiveProcess"
 	// GPULost is the loss of a GPU while its events were awaited.
 	GPULost Cause = "GPULost"
 	// ResetRequired is the only answer of a GPU.
@@ -239,6 +242,10 @@ var conditions = []Entry{
 		"Check the licence server, and the log of nvidia-gridd. nvidia-smi -q shows the state.",
 		Rule{Effect: EffectNone, Recovery: RecoveryManual},
 		"NVML: licensable features; NVIDIA's licensing guide; a new machine gets its licence after its start"},
+	{ComputeModeProhibited, "The compute mode of the GPU admits no CUDA program.", modeAdvice, untilManual,
+		"NVML: compute mode"},
+	{ComputeModeExclusiveProcess, "The compute mode of the GPU admits one process at a time.", modeAdvice,
+		Rule{Effect: EffectNone, Recovery: RecoveryManual}, "NVML: compute mode, while no claim holds the GPU"},
 	{GPULost, "NVML has lost the GPU.",
 		"Drain the node and reboot it. If the GPU is lost again, check its PCIe connection.", untilReboot,
 		"NVML: GPU is lost; as XID 79"},
@@ -261,5 +268,6 @@ var conditions = []Entry{
 const (
 	recoveryActionSource = "NVML: recovery action"
 	linkAdvice           = "If it comes back, check the GPU's slot and power."
+	modeAdvice           = "Nothing, if it is meant. Else: nvidia-smi -i INDEX -c DEFAULT."
 	resetAdvice          = "End the programs on the GPU, and reset it: nvidia-smi -r -i INDEX."
 )

@@ -465,6 +465,8 @@ func problems(is gpu.Health) []problem {
 	add(is.Fabric != "", FabricUnhealthy, is.Fabric)
 	add(is.Slowdown != "", HardwareSlowdown, is.Slowdown)
 	add(is.License == gpu.Unlicensed, VGPUUnlicensed, "")
+	add(is.ComputeMode == gpu.Prohibited, ComputeModeProhibited, "")
+	add(is.ComputeMode == gpu.ExclusiveProcess && !is.Claimed, ComputeModeExclusiveProcess, "")
 	add(is.NodeMissing != "", DeviceNodeMissing, is.NodeMissing)
 	add(is.NotRestored, NotRestored, "")
 	return all
@@ -491,8 +493,12 @@ func unknown(c Cause, is gpu.Health) bool {
 		return is.RowsUnknown
 	case c == VGPUUnlicensed:
 		return is.License == gpu.LicenseUnknown
+	case c == ComputeModeExclusiveProcess:
+		return is.Claimed
 	case c == NVLinkDown:
 		return is.LinksUp == nil
+	case c == FabricUnhealthy:
+		return is.FabricUnknown
 	case strings.HasPrefix(string(c), string(recoveryActionPrefix)):
 		return is.RecoveryAction == gpu.RecoveryUnknown
 	}

@@ -105,8 +105,8 @@ func change(c Condition) string {
 	return text
 }
 
-// health reads what a GPU answers: "None", "Reset", "rows", "hot", "links=0,1", "links=", and "links=0@7", which leads
-// to the GPU with PCI bus 7.
+// health reads what a GPU answers: "None", "Reset", "rows", "hot", "registering", "unregistered", "PROHIBITED",
+// "EXCLUSIVE_PROCESS", "claimed", "links=0,1", "links=", and "links=0@7", which leads to the GPU with PCI bus 7.
 func (m *machine) health(now time.Time, words []string) gpu.Health {
 	m.Helper()
 	is := gpu.Health{At: now}
@@ -129,6 +129,14 @@ func (m *machine) health(now time.Time, words []string) gpu.Health {
 			is.RowsFailed = true
 		case words[i] == "hot":
 			is.Slowdown = "temperature"
+		case words[i] == string(gpu.Prohibited), words[i] == string(gpu.ExclusiveProcess):
+			is.ComputeMode = gpu.ComputeMode(words[i])
+		case words[i] == "claimed":
+			is.Claimed = true
+		case words[i] == "registering":
+			is.FabricUnknown = true
+		case words[i] == "unregistered":
+			is.Fabric = "not started"
 		case words[i] == "asked":
 			i++
 			is.At = start.Add(m.duration(words[i]))
@@ -171,6 +179,15 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 	for _, row := range []struct{ name, script, want string }{
 		{"a quiet time ends it", "0s see XID31; 5m see XID31; 14m59s lapse; 15m lapse; 16m lapse",
 			"0s XID31 began\n15m XID31 ended (quiet)"},
+		{"a GPU that admits no program", "0s answer PROHIBITED claimed; 1m answer PROHIBITED; 2m answer healthy",
+			"0s ComputeModeProhibited began\n2m ComputeModeProhibited ended (healthy again)"},
+		{"a free GPU that admits one process, until a claim needs that", "0s answer EXCLUSIVE_PROCESS; " +
+			"1m answer EXCLUSIVE_PROCESS claimed; 2m answer healthy claimed; 3m answer healthy",
+			"0s ComputeModeExclusiveProcess began\n3m ComputeModeExclusiveProcess ended (healthy again)"},
+		{"a GPU that admits only its claim's process", "0s answer EXCLUSIVE_PROCESS claimed; 1m answer healthy", ""},
+		{"a GPU that registers with the fabric, again after a restart of the plugin", "0s answer registering; " +
+			"5m answer unregistered; 6m answer registering; 11m answer unregistered; 12m answer healthy",
+			"5m FabricUnhealthy began (not started)\n12m FabricUnhealthy ended (healthy again)"},
 		{"the quiet time is that of an unknown XID, too", "0s see XID999; 10m lapse",
 			"0s XID999 began\n10m XID999 ended (quiet)"},
 		{"the quiet time doubles when it comes back", "0s see XID31; 10m lapse; 20m see XID31; 39m lapse; 40m lapse; " +

@@ -23,7 +23,7 @@ import (
 const (
 	stateFile   = "health.json"
 	lockFile    = "health.lock"   // held while an instance reads and writes the state
-	releaseFile = "let-go-nvml"   // the time until which NVML is to be closed
+	releaseFile = "let-go-nvml"   // the time until which NVML is to be closed, and for how long
 	clearPrefix = "clear-health-" // followed by the name of a GPU
 )
 
@@ -145,13 +145,14 @@ func ClearRequests(dir string) []string {
 	return names
 }
 
-// RequestRelease asks the plugin with the directory to close NVML until then. The zero time opens it again.
-func RequestRelease(dir string, until time.Time) error {
+// RequestRelease asks the plugin with the directory to close NVML from now on for so long; 0 opens it again.
+func RequestRelease(dir string, now time.Time, lasts time.Duration) error {
 	file := filepath.Join(dir, releaseFile)
-	if until.IsZero() {
+	if lasts == 0 {
 		return remove(file)
 	}
-	return renameio.WriteFile(file, []byte(until.Format(time.RFC3339)), 0o600)
+	text := fmt.Sprintf("%s %s", now.Add(lasts).Format(time.RFC3339), lasts)
+	return renameio.WriteFile(file, []byte(text), 0o600)
 }
 
 // releaseAnswer begins Saved.Release while NVML is closed on request.
@@ -167,15 +168,22 @@ func (s Saved) ReleaseOtherwise() bool {
 	return s.Release != "" && !strings.HasPrefix(s.Release, releaseAnswer)
 }
 
-// ReleaseRequest returns the end of the time for which an administrator wants NVML closed; zero: nobody has asked.
-func ReleaseRequest(dir string) time.Time {
+// ReleaseRequest returns the end of the time for which an administrator wants NVML closed; zero: nobody has asked. If
+// the clock was ahead when he asked, the time begins now.
+func ReleaseRequest(dir string, now time.Time) time.Time {
 	text, err := os.ReadFile(filepath.Join(dir, releaseFile))
 	if err != nil {
 		return time.Time{}
 	}
-	until, err := time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
+	end, duration, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	until, err := time.Parse(time.RFC3339, end)
 	if err != nil {
 		return time.Time{}
+	}
+	if lasts, err := time.ParseDuration(duration); err == nil && until.Sub(now) > lasts {
+		if until = now.Add(lasts); RequestRelease(dir, now, lasts) != nil {
+			return time.Time{}
+		}
 	}
 	return until
 }

@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,5 +75,51 @@ func TestLockedByOne(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("%v is left", left)
+	}
+}
+
+// NVML is closed for as long as a person has asked for, also if the clock was ahead then.
+func TestReleaseRequest(t *testing.T) {
+	now := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
+	for _, row := range []struct {
+		name  string
+		asked time.Duration // how far the clock was ahead then
+		looks []time.Duration
+		want  string // the ends at these times
+	}{
+		{"as it was asked", 0, []time.Duration{0, time.Minute, 4 * time.Minute}, "5m0s 5m0s 5m0s"},
+		{"a clock that was ahead", 365 * 24 * time.Hour, []time.Duration{time.Minute, 4 * time.Minute, time.Hour},
+			"6m0s 6m0s 6m0s"},
+		{"a clock that was behind", -time.Hour, []time.Duration{0}, "-55m0s"},
+	} {
+		dir := t.TempDir()
+		if err := RequestRelease(dir, now.Add(row.asked), 5*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, at := range row.looks {
+			got = append(got, ReleaseRequest(dir, now.Add(at)).Sub(now).String())
+		}
+		if got := strings.Join(got, " "); got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+		if err := RequestRelease(dir, now, 0); err != nil {
+			t.Fatal(err)
+		}
+		if until := ReleaseRequest(dir, now); !until.IsZero() {
+			t.Errorf("%s: it is opened: got %s", row.name, until)
+		}
+	}
+}
+
+// A request of an older version has only its end.
+func TestReleaseRequestOfAnOlderVersion(t *testing.T) {
+	dir := t.TempDir()
+	end := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
+	if err := os.WriteFile(filepath.Join(dir, releaseFile), []byte(end.Format(time.RFC3339)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := ReleaseRequest(dir, end.Add(-time.Hour)); !got.Equal(end) {
+		t.Errorf("got %s, want %s", got, end)
 	}
 }

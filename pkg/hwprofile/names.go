@@ -63,6 +63,9 @@ func (AddressingMode) names() map[string]int {
 // ComputeMode is nvmlComputeMode_t. The zero value is the default.
 type ComputeMode int
 
+// ComputeModeProhibited admits no CUDA program.
+const ComputeModeProhibited ComputeMode = 2
+
 // ComputeModeExclusiveProcess allows one process at a time to have a context.
 const ComputeModeExclusiveProcess ComputeMode = 3
 

@@ -43,8 +43,8 @@ func rulesOf(text string) string {
 const conditionNames = "RecoveryActionReset, RecoveryActionReboot, RecoveryActionDrainP2P, " +
 	"RecoveryActionDrainAndReset, RecoveryActionRecoverIMEXDomain, RecoveryActionBusReset, " +
 	"RecoveryActionSystemReboot, RowRemapPending, RowRemapFailed, PageRetirementPending, NVLinkDown, " +
-	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, VGPUUnlicensed, GPULost, ResetRequired, NotRestored, " +
-	"ECCDoubleBit, AERFatal or AERNonfatal"
+	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, VGPUUnlicensed, ComputeModeProhibited, " +
+	"ComputeModeExclusiveProcess, GPULost, ResetRequired, NotRestored, ECCDoubleBit, AERFatal or AERNonfatal"
 
 func TestHealth(t *testing.T) {
 	for _, row := range []struct{ name, text, want string }{

@@ -52,6 +52,8 @@ type Assignment struct {
 	Share *Share `json:"share,omitempty"`
 	// Settings are those of the physical GPU while the claim holds it.
 	Settings gpu.Settings `json:"settings,omitzero"`
+	// FoundMode is the compute mode of the physical GPU before Settings. The end of the last holder restores it.
+	FoundMode gpu.ComputeMode `json:"foundMode,omitempty"`
 	// Isolation keeps the containers within their limits.
 	Isolation
 	// Unenforced means that nothing enforces the share or the limits: the claim chose that, the GPU is unlimited, or it

@@ -26,13 +26,14 @@ func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.DesiredSt
 // isWhole reports whether containers use the whole GPU, or shares of it.
 func (a Assignment) isWhole() bool { return a.Partition == nil && a.VFIO == nil }
 
-// StateWithout returns the state of the physical GPU after the plan is released, for the remaining holders. Settings
-// that the plan changed and no other holder needs return to the factory defaults.
+// StateWithout returns the state of the physical GPU after the plan is released, for the remaining holders. If none
+// needs settings that the plan changed, the compute mode that was found and the default time slice return.
 func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.DesiredState {
 	own := []Holder{{Plan: released}}
 	var s gpu.DesiredState
 	if had := settings(id, own); had != nil {
-		want := gpu.Settings{}
+		var want gpu.Settings
+		want.Mode, _ = FoundMode(id, own)
 		if needed := settings(id, others); needed != nil {
 			want = *needed
 		}
@@ -65,11 +66,23 @@ func Alters(plan Plan, others []Holder) bool {
 		})
 }
 
+// SetsGPU reports whether the settings of the physical GPU are those of the assignment.
+func (a Assignment) SetsGPU() bool { return a.isWhole() && a.ChangesHardware() }
+
+// FoundMode returns the compute mode that holders restore on the physical GPU, and whether any sets it.
+func FoundMode(id gpu.UUID, holders []Holder) (mode gpu.ComputeMode, set bool) {
+	set = holds(id, holders, func(a Assignment) bool {
+		mode = a.FoundMode
+		return a.SetsGPU()
+	})
+	return mode, set
+}
+
 // settings returns the settings that a holder of the physical GPU needs; nil: none does.
 func settings(id gpu.UUID, holders []Holder) *gpu.Settings {
 	var found *gpu.Settings
 	holds(id, holders, func(a Assignment) bool {
-		if a.isWhole() && a.ChangesHardware() {
+		if a.SetsGPU() {
 			found = &a.Settings
 		}
 		return found != nil

@@ -97,6 +97,9 @@ func direct(devices []node.Device, device int, bytes uint64) (*Memory, error) {
 		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: there are %d", device, len(devices))}
 	}
 	d := devices[device]
+	if d.Health().Fabric == node.NotStarted {
+		return nil, &Error{"CUDA_ERROR_SYSTEM_NOT_READY", "the GPU is not registered with the NVLink fabric"}
+	}
 	if mode, _ := d.ComputeMode().Get(); mode != 0 && d.Partition == nil {
 		return nil, &Error{deviceUnavailable, fmt.Sprintf("the compute mode of the GPU is %s", mode)}
 	}

@@ -18,7 +18,7 @@ type Health struct {
 	RemappedRows   string `json:",omitempty"` // "pending" until a reset, or "failed"
 	RetiredPages   string `json:",omitempty"` // "pending" until a reset
 	LinksDown      []int  `json:",omitempty"` // NVLinks, sorted
-	Fabric         string `json:",omitempty"` // "unhealthy"
+	Fabric         string `json:",omitempty"` // "unhealthy", or "not-started" without a fabric manager
 	Slowdown       string `json:",omitempty"` // "thermal" or "power-brake": why the clocks are low
 }
 
@@ -28,6 +28,7 @@ const (
 	Pending    = "pending"
 	Failed     = "failed"
 	Unhealthy  = "unhealthy"
+	NotStarted = "not-started"
 	healthy    = "healthy"
 	Thermal    = "thermal"
 	PowerBrake = "power-brake"
@@ -39,7 +40,7 @@ var recoveryActions = []string{none, "reset", "reboot", "drain-p2p", "drain-and-
 
 // healthSettings describes the settings that ParseHealth accepts.
 var healthSettings = "recovery-action=" + strings.Join(recoveryActions, "|") + ", remapped-rows=none|pending|failed, " +
-	"retired-pages=none|pending, nvlink-down=none|LINK,..., fabric=healthy|unhealthy or " +
+	"retired-pages=none|pending, nvlink-down=none|LINK,..., fabric=healthy|unhealthy|not-started or " +
 	"slowdown=none|thermal|power-brake"
 
 // ParseHealth parses settings NAME=VALUE and returns what they change.
@@ -78,7 +79,7 @@ func parseHealth(setting string) (change func(*Health), ok bool) {
 		pages, ok := oneOf(none, Pending)
 		return func(h *Health) { h.RetiredPages = pages }, ok
 	case "fabric":
-		fabric, ok := oneOf(healthy, Unhealthy)
+		fabric, ok := oneOf(healthy, Unhealthy, NotStarted)
 		return func(h *Health) { h.Fabric = fabric }, ok
 	case "slowdown":
 		slowdown, ok := oneOf(none, Thermal, PowerBrake)
@@ -217,6 +218,17 @@ func (c GPU) RetiresPages() bool { return c.hasECC() && !c.RemapsRows() }
 func (c GPU) hasECC() bool {
 	_, e := c.Calls.GetEccMode.Get()
 	return e == ""
+}
+
+// fabricNotStarted is GPU_FABRIC_STATE_NOT_STARTED.
+const fabricNotStarted hwprofile.FabricState = 1
+
+// Fabric is the current answer of GetGpuFabricInfo.
+func (c GPU) Fabric() hwprofile.Answer[hwprofile.Fabric] {
+	if c.Health().Fabric == NotStarted {
+		return hwprofile.Value(hwprofile.Fabric{State: fabricNotStarted})
+	}
+	return c.Calls.GetGpuFabricInfo
 }
 
 // NvLinkState is the current answer of GetNvLinkState.

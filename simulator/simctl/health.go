@@ -141,7 +141,7 @@ func healthCommand(dir *string) *cobra.Command {
 			"  remapped-rows=none|pending|failed    rows of memory; from Ampere on, with ECC\n" +
 			"  retired-pages=none|pending           pages of memory; before Ampere, with ECC\n" +
 			"  nvlink-down=none|LINK,...            NVLinks that are not active\n" +
-			"  fabric=healthy|unhealthy             the GPU's registration with the NVLink fabric\n" +
+			"  fabric=healthy|unhealthy|not-started the GPU's registration with the NVLink fabric\n" +
 			"  slowdown=none|thermal|power-brake    why the hardware slows the GPU down",
 		Example: "  simctl health gpu-1b-00-0 recovery-action=drain-and-reset remapped-rows=pending\n" +
 			"  simctl health 0 nvlink-down=3,4",

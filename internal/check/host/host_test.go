@@ -210,16 +210,19 @@ func TestDevicePlugins(t *testing.T) {
 	if got := host.DevicePlugins(host.Root(root)); got != nil {
 		t.Errorf("got %v, want nothing", got)
 	}
-	socket := filepath.Join(root, "var/lib/kubelet/device-plugins/nvidia-gpu.sock")
-	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+	sockets := filepath.Join(root, "var/lib/kubelet/device-plugins")
+	if err := os.MkdirAll(sockets, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"nvidia-gpu.sock", "nvidia.com_mlnxnics.sock"} { // the latter is of network cards
+		if err := os.WriteFile(filepath.Join(sockets, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	got := host.DevicePlugins(host.Root(root))
-	if len(got) != 1 || got[0].ID != "device-plugin" || !strings.HasSuffix(got[0].What, "/nvidia-gpu.sock") {
-		t.Errorf("got %v, want the socket", got)
+	const want = ": /var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+	if len(got) != 1 || got[0].ID != "device-plugin" || !strings.HasSuffix(got[0].What, want) {
+		t.Errorf("got %v, want one socket", got)
 	}
 }
 

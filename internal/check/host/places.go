@@ -75,7 +75,7 @@ func HooksDir(root Root, dir string) []Problem {
 
 // DevicePlugins returns a problem if NVIDIA's device plugin has registered with the kubelet.
 func DevicePlugins(root Root) []Problem {
-	const sockets = "/var/lib/kubelet/device-plugins/nvidia*.sock"
+	const sockets = "/var/lib/kubelet/device-plugins/nvidia-*.sock" // not those of network cards: nvidia.com_NAME.sock
 	if found := root.glob(sockets); len(found) > 0 {
 		return []Problem{DevicePlugin.Found("NVIDIA's device plugin has sockets: %s", strings.Join(found, ", "))}
 	}

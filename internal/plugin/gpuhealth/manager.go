@@ -67,6 +67,7 @@ type Manager struct {
 	drains   map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
 	linked   linked                 // nil: before the first discovery
 	asked    time.Time              // when an event last asked for a discovery
+	noXID    map[gpu.UUID]gpu.Event // memory errors whose XID may follow, the first of each GPU
 	saved    time.Time
 	dirty    bool // the state has changed since it was saved
 	shared   bool // at the last discovery, another instance could save its state
@@ -75,7 +76,8 @@ type Manager struct {
 
 // New returns a Manager with the state that the previous instance has saved.
 func New(dir, bootID string, records report.Lister) *Manager {
-	m := &Manager{dir: dir, bootID: bootID, records: records, drains: map[gpu.UUID]time.Time{}, shared: true}
+	m := &Manager{dir: dir, bootID: bootID, records: records, drains: map[gpu.UUID]time.Time{}, shared: true,
+		noXID: map[gpu.UUID]gpu.Event{}}
 	m.load()
 	return m
 }
@@ -93,14 +95,22 @@ const SaveDelay = time.Second
 // askPeriod is the time between two discoveries that events ask for.
 const askPeriod = time.Second
 
-// Occurred takes an event of a GPU.
+// memoryXIDs are the XIDs of memory errors that could not be corrected. Their rules say whether the GPU needs a reset.
+var memoryXIDs = []uint64{48, 94, 95, 140}
+
+// xidDelay is how long after the event of a memory error its XID may come, or before.
+const xidDelay = 5 * time.Second
+
+// Occurred takes an event of a GPU. A memory error is one of its own unless an XID is about it.
 func (m *Manager) Occurred(ctx context.Context, e gpu.Event) {
 	var cause health.Cause
 	switch e.Kind {
 	case gpu.EventXID:
 		cause = health.XIDCause(e.XID)
 	case gpu.EventECCDouble:
-		cause = health.ECCDoubleBit
+		if _, earlier := m.noXID[e.GPU]; e.GPU != "" && !earlier {
+			m.noXID[e.GPU] = e
+		}
 	}
 	var began []health.Condition
 	if cause != "" && e.GPU != "" {
@@ -115,6 +125,25 @@ func (m *Manager) Occurred(ctx context.Context, e gpu.Event) {
 	}
 	m.asked = e.At
 	m.actions.Discover = true
+}
+
+// withoutXID takes the memory errors that no XID is about.
+func (m *Manager) withoutXID(ctx context.Context, now time.Time) {
+	for _, id := range slices.Sorted(maps.Keys(m.noXID)) {
+		e := m.noXID[id]
+		if now.Sub(e.At) < xidDelay {
+			continue
+		}
+		delete(m.noXID, id)
+		if !slices.ContainsFunc(m.state.Conditions, func(c health.Condition) bool {
+			number, _ := c.Cause.XID()
+			return c.GPU == id && slices.Contains(memoryXIDs, number) && c.Last.After(e.At.Add(-xidDelay))
+		}) {
+			m.dirty = true
+			m.changed(ctx, now, m.state.See(e.At, m.bootID, health.Subject{GPU: id, Partition: m.placement(e)},
+				health.ECCDoubleBit, ""))
+		}
+	}
 }
 
 // placement returns the partition that the event is about; nil: the whole GPU, also if the partition is not known.
@@ -187,6 +216,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			continue
 		}
 		answers, ok := known.Health[d.UUID]
+		answers.ComputeMode, answers.Claimed = d.ComputeMode, known.Held[d.UUID]
 		was, had := last.GPUs.FindUUID(d.UUID)
 		// A GPU that was in a virtual machine has been reset. Without a reset, NVIDIA's driver still asks for one.
 		if back := was.Lost && was.Gone || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {
@@ -284,6 +314,7 @@ func (m *Manager) clamp(now time.Time) { m.dirty = m.state.Clamp(now) || m.dirty
 func (m *Manager) update(ctx context.Context, at Moment) {
 	m.clamp(at.Now)
 	if len(m.known.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
+		m.withoutXID(ctx, at.Now)
 		m.changed(ctx, at.Now, m.state.Elapsed(at.Now, m.policy))
 		if at.Alone { // or else the other instance would keep what this one clears
 			m.clear(ctx, at.Now)

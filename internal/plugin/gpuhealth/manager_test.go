@@ -181,6 +181,11 @@ func (n *testNode) xid(id gpu.UUID, numbers ...uint64) {
 	}
 }
 
+// memoryError reports an uncorrected memory error of the second GPU.
+func (n *testNode) memoryError() {
+	n.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
+}
+
 // xidAt reports an XID of a partition of the first GPU.
 func (n *testNode) xidAt(instance int, number uint64) {
 	n.occurred(gpu.Event{GPU: "GPU-0", Kind: gpu.EventXID, XID: number, At: n.clock,
@@ -346,9 +351,54 @@ func TestTaints(t *testing.T) {
 			n.found.Unwatched["GPU-0"] = "the GPU has no events for XIDs"
 			n.look()
 		}, "gpu-0: unmonitored=:None\ngpu-0-mig-1g10gb-0: unmonitored=:None\ngpu-0-mig-1g10gb-2: unmonitored=:None"},
+		{"an administrator keeps programs off a GPU", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.Prohibited
+			n.answer("GPU-1", gpu.Health{})
+		}, "gpu-1: unhealthy=ComputeModeProhibited:NoSchedule since 0s"},
+		{"he lets one process use it", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.ExclusiveProcess
+			n.answer("GPU-1", gpu.Health{})
+			n.wantEvents("it is told", "node Normal: GPUNotice")
+		}, ""},
+		{"a claim does", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].ComputeMode = gpu.ExclusiveProcess
+			n.held = []gpu.UUID{"GPU-1"}
+			n.answer("GPU-1", gpu.Health{})
+			n.wantEvents("it is not told", "")
+		}, ""},
 		{"a memory error without XID", health.Policy{}, func(n *testNode) {
-			n.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
+			n.memoryError()
+			n.wantTaints("an XID may follow", "")
+			n.pass(5 * time.Second)
 		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},
+		{"memory errors without XID, one after the other", health.Policy{}, func(n *testNode) {
+			for range 5 {
+				n.memoryError()
+				n.pass(time.Second)
+			}
+		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},
+		{"a memory error that was contained, after its XID", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 94)
+			n.memoryError()
+			n.pass(time.Minute)
+		}, ""},
+		{"a memory error that was contained, before its XID", health.Policy{}, func(n *testNode) {
+			n.memoryError()
+			n.pass(4 * time.Second)
+			n.xid("GPU-1", 94)
+			n.pass(time.Minute)
+		}, ""},
+		{"a memory error after a program was ended", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 45)
+			n.memoryError()
+			n.pass(5 * time.Second)
+		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},
+		{"a memory error long after one that was contained", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 94)
+			n.pass(time.Minute)
+			n.memoryError()
+			n.pass(5 * time.Second)
+		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 1m0s"},
 		{"a quiet time is over", health.Policy{}, func(n *testNode) {
 			n.xid("GPU-1", 999)
 			n.pass(10 * time.Minute)

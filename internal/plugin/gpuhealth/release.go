@@ -20,7 +20,7 @@ const drainTime = 15 * time.Minute
 // events when a GPU can be reset.
 func (m *Manager) release(ctx context.Context, now time.Time) {
 	why := m.paused
-	if until := health.ReleaseRequest(m.dir); now.Before(until) {
+	if until := health.ReleaseRequest(m.dir, now); now.Before(until) {
 		why = health.ReleaseAnswer(until)
 	}
 	if why != m.released {

@@ -16,7 +16,7 @@ const asked = "NVML is closed until 2026-11-22T12:01:00Z, as asked for"
 
 func TestReleaseOnRequest(t *testing.T) {
 	n := newTestNode(t)
-	if err := health.RequestRelease(n.dir, start.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.dir, start, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -82,13 +82,13 @@ func TestPaused(t *testing.T) {
 	n.pause("the driver is about to be replaced")
 	n.want("NVML is closed", n.released == "the driver is about to be replaced")
 	n.pass(time.Hour)
-	if err := health.RequestRelease(n.dir, n.clock.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.dir, n.clock, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
 	n.want("a person asks, too", n.released == "NVML is closed until 2026-11-22T13:01:00Z, as asked for")
 	n.pause("")
-	if err := health.RequestRelease(n.dir, time.Time{}); err != nil {
+	if err := health.RequestRelease(n.dir, n.clock, 0); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -220,7 +220,7 @@ func TestForget(t *testing.T) {
 			n := newTestNode(t)
 			row.do(n)
 			n.flush()
-			if err := health.RequestRelease(n.dir, start); err != nil {
+			if err := health.RequestRelease(n.dir, start, time.Minute); err != nil {
 				t.Fatal(err)
 			}
 			if err := health.Forget(n.dir); err != nil {

@@ -65,7 +65,8 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (st
 			d := device{ClaimUse: now[i], Since: at}
 			before, ok := known[keyOf(now[i])]
 			delete(known, keyOf(now[i]))
-			if ok && before.Use == d.Use && at.Sub(s.At) <= gap {
+			// If the clock was ahead, nobody knows how long ago that was. The wall clock counts, as in the file.
+			if ok && before.Use == d.Use && at.Sub(s.At).Abs() <= gap && !before.Since.Round(0).After(at.Round(0)) {
 				d.Since = before.Since
 			}
 			if d.Told = before.Told; s.lost {

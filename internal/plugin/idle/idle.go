@@ -140,7 +140,7 @@ func (w *Watcher) Run(ctx context.Context) {
 func (w *Watcher) blind(at time.Time) {
 	w.mu.Lock()
 	before := w.state
-	if at.Sub(before.At) <= gap {
+	if at.Sub(before.At).Abs() <= gap {
 		w.mu.Unlock()
 		return
 	}
@@ -156,7 +156,7 @@ func (w *Watcher) step(claims []usage.ClaimUse, at time.Time) {
 	next, changes := before.next(claims, at, w.After)
 	w.state = next
 	w.mu.Unlock()
-	took := at.Sub(before.At)
+	took := at.Sub(before.At).Abs()
 	for _, c := range claims {
 		if took > gap || before.restarted {
 			took = 0 // this instance has not measured it

@@ -57,9 +57,9 @@ func (n *node) Idle(claim sharing.Claim, all []report.DeviceCondition, text stri
 	n.told = append(n.told, line)
 }
 
-// do does the steps of a script: "restart", also with the feature "off", "gap" (nothing is measured for an hour),
-// "lose" (the file), "blind" (the kubelet does not answer), or a measurement of CLAIM/DEVICE=USE, a minute after the
-// last one. "3x " repeats a step.
+// do does the steps of a script: "restart", also with the feature "off", "gap" (nothing is measured for an hour), "NTP"
+// (sets a clock right that was a day ahead), "lose" (the file), "blind" (the kubelet does not answer), or a measurement
+// of CLAIM/DEVICE=USE, a minute after the last one. "3x " repeats a step.
 func (n *node) do(script string) {
 	n.t.Helper()
 	for step := range strings.SplitSeq(script, "; ") {
@@ -88,6 +88,9 @@ func (n *node) doOnce(step string) {
 		return
 	case "gap":
 		n.now = n.now.Add(time.Hour)
+		return
+	case "NTP":
+		n.now = n.now.Add(-24 * time.Hour)
 		return
 	case "lose":
 		if err := os.WriteFile(filepath.Join(n.dir, File), []byte("{"), 0o600); err != nil {
@@ -144,6 +147,15 @@ func TestConditions(t *testing.T) {
 		{"after a gap the time starts anew", "2x a/one=idle; gap; 3x a/one=idle", ""},
 		{"after a gap it may be used", "4x a/one=idle; restart; gap; a/one=used",
 			isIdle + "\na one=False/InUse/1h6m0s"},
+		{"a clock that was ahead, and a restart", "a/one=idle; NTP; restart; 4x a/one=idle",
+			"a one=True/NotUsed/-23h57m0s: no pod of the claim has used one for 3m0s"},
+		{"a clock that was ahead", "a/one=idle; NTP; 4x a/one=idle",
+			"a one=True/NotUsed/-23h57m0s: no pod of the claim has used one for 3m0s"},
+		{"a claim that was marked by a clock that was ahead", "4x a/one=idle; NTP; restart; 4x a/one=idle",
+			isIdle + "\na one=Unknown/NotMeasured/-23h54m0s" +
+				"\na one=True/NotUsed/-23h54m0s: no pod of the claim has used one for 3m0s"},
+		{"a silence of the kubelet after a clock that was ahead", "4x a/one=idle; NTP; restart; blind",
+			isIdle + "\na one=Unknown/NotMeasured/-23h54m0s"},
 		{"without its file the plugin knows nothing", "4x a/one=idle; lose; restart; 2x a/one=idle",
 			isIdle + "\na one=Unknown/NotMeasured/6m0s"},
 		{"without its file a claim may be used", "4x a/one=idle; lose; restart; 2x a/one=used",

@@ -65,6 +65,12 @@ func bindable(d gpu.Device) bool {
 // not for virtual machines, because another instance of the driver may have GPUs open then.
 func (s *state) block(now time.Time, e *found) inventory.Inventory {
 	gpus, used, open := slices.Clone(e.gpus), map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
+	for _, d := range gpus {
+		if before, known := e.known.FindUUID(d.UUID); !known || hasChanged(before, d) {
+			delete(s.blocked, d.UUID)
+			delete(s.unbound, d.UUID)
+		}
+	}
 	failed, unbound := s.blocked.all(now), s.unbound.all(now)
 	for i, d := range gpus {
 		before, _ := e.known.FindUUID(d.UUID)
@@ -85,6 +91,12 @@ func (s *state) block(now time.Time, e *found) inventory.Inventory {
 	}
 	s.used, s.open = used, open
 	return gpus
+}
+
+// hasChanged reports whether the MIG mode of the GPU has changed, or the GPU was reset, since the last discovery: what
+// has prevented a change need not do so any more.
+func hasChanged(before, d gpu.Device) bool {
+	return !d.Lost && (before.Gone || before.InVM() && !d.InVM() || !before.Lost && before.MIG.Enabled != d.MIG.Enabled)
 }
 
 // obstacle returns what prevents a change: a failure, or programs that have been there before. was is the last text.

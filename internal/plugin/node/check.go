@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -55,14 +56,19 @@ func check(ctx context.Context, client kubernetes.Interface, name string, report
 	}
 }
 
-// devicePluginResources returns the resources of NVIDIA's device plugin that pods can have, sorted.
+// devicePluginResources returns the resources of NVIDIA's device plugins that pods can have, sorted: GPUs and
+// partitions, and for virtual machines those with the name of a chip. NVIDIA's network operator names those of network
+// cards nvidia.com/..., too.
 func devicePluginResources(allocatable corev1.ResourceList) []string {
 	var names []string
 	for name, amount := range allocatable {
-		if strings.HasPrefix(string(name), "nvidia.com/") && !amount.IsZero() {
+		if isGPU.MatchString(string(name)) && !amount.IsZero() {
 			names = append(names, string(name))
 		}
 	}
 	slices.Sort(names)
 	return names
 }
+
+// isGPU matches nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb and nvidia.com/GA102GL_A10.
+var isGPU = regexp.MustCompile(`^nvidia\.com/(gpu(\.shared)?$|mig-|[A-Z])`)

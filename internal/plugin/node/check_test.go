@@ -39,6 +39,14 @@ func TestCheck(t *testing.T) {
 			"nvidia.com/gpu.shared": resource.MustParse("0"), "cpu": resource.MustParse("2")},
 			"Warning DevicePluginPresent: a device plugin offers nvidia.com/gpu, nvidia.com/mig-1g.10gb: keep " +
 				"NVIDIA's device plugin off the nodes of this driver"},
+		{"a device plugin for virtual machines", "node-1", "containerd://2.4.2", corev1.ResourceList{
+			"nvidia.com/GA102GL_A10": resource.MustParse("2")},
+			"Warning DevicePluginPresent: a device plugin offers nvidia.com/GA102GL_A10: keep " +
+				"NVIDIA's device plugin off the nodes of this driver"},
+		{"network cards of NVIDIA", "node-1", "containerd://2.4.2", corev1.ResourceList{
+			"nvidia.com/hostdev": resource.MustParse("8"), "nvidia.com/mlnxnics": resource.MustParse("8"),
+			"nvidia.com/rdma_shared_device_a": resource.MustParse("63"),
+			"nvidia.com/sriov_rdma_vf":        resource.MustParse("8")}, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			node.Status.Allocatable = row.allocatable

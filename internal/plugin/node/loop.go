@@ -44,7 +44,7 @@ type (
 	registered  struct{} // a kubelet has registered the plugin
 	requested   struct{} // people have asked for something
 	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
-	modeSet     struct { // a claim has changed the MIG mode of a GPU, or could not
+	modeNotSet  struct { // the MIG mode of a GPU could not be changed for a claim
 		gpu gpu.UUID
 		err error
 	}
@@ -123,6 +123,7 @@ type state struct {
 	used      map[gpu.UUID]bool    // by programs that belong to no claim, at the last discovery; nil: there was none
 	open      map[gpu.UUID]bool    // likewise, those that keep the GPU from virtual machines
 	pending   []report.PendingChange
+	unsaved   bool              // the inventory could not be saved
 	failed    int               // discoveries in a row
 	resumed   time.Time         // when claims were last resumed
 	logged    map[string]string // the last problem logged of each kind, so that it is logged once
@@ -170,7 +171,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.health.Occurred(ctx, e)
 	case paused:
 		s.health.Paused(ctx, at, string(e))
-	case modeSet:
+	case modeNotSet:
 		s.blocked.note(at.Now, e.gpu, e.err)
 	case gpuBound:
 		_, known := s.unbound.all(at.Now)[e.gpu]
@@ -327,6 +328,9 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	s.health.Discovered(ctx, at, known)
 
 	if same {
+		if s.unsaved {
+			a.Save = &s.known
+		}
 		s.repairSettings(ctx, at.Now, gpus, r, a)
 		return
 	}

@@ -395,3 +395,32 @@ func TestTheSameDevicesAreNotComputedAgain(t *testing.T) {
 		}
 	}
 }
+
+// An inventory that could not be saved is saved by a later discovery, also when no device has changed since.
+func TestTheInventoryIsSavedAgain(t *testing.T) {
+	l := newTestNode(t)
+	l.Node.Dir = filepath.Join(l.Dir, "full") // nothing can be written there: it does not exist
+	look := func() {
+		t.Helper()
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look()
+	look()
+	if err := os.Mkdir(l.Node.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	file := filepath.Join(l.Node.Dir, gpusFile)
+	if got := saved(l.Node.Dir); len(got) != 2 {
+		t.Errorf("got %d GPUs, want 2", len(got))
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	if _, err := os.Stat(file); err == nil {
+		t.Error("it is saved by every discovery, want once")
+	}
+}

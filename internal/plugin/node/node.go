@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
@@ -159,7 +158,7 @@ func (n *Node) send(event any) {
 	}
 }
 
-// Hardware wraps h, so that the Node learns the results of changes of MIG mode.
+// Hardware wraps h, so that the Node learns of changes of the MIG mode that fail.
 func (n *Node) Hardware(h claims.Hardware) claims.Hardware { return observedHardware{h, n} }
 
 type observedHardware struct {
@@ -169,8 +168,8 @@ type observedHardware struct {
 
 func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error {
 	err := h.Hardware.Set(ctx, id, s)
-	if s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff {
-		h.node.send(modeSet{id, err})
+	if err != nil && (s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff) {
+		h.node.send(modeNotSet{id, err})
 	}
 	return err
 }
@@ -283,10 +282,10 @@ func (n *Node) do(ctx context.Context, a actions) {
 		}
 	}
 	if a.Save != nil {
-		if err := save(n.Dir, *a.Save); err != nil {
-			klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the "+
-				"next start")
-		}
+		err := save(n.Dir, *a.Save)
+		n.state.unsaved = err != nil
+		n.state.logOnce(ctx, "Inventory not saved, will be tried again: until then, a GPU that is lost will be "+
+			"forgotten at the next start", err)
 	}
 	if a.Waiting != nil || a.Ready {
 		n.Readiness.Wait(a.Waiting)

@@ -85,8 +85,8 @@ var Events = struct {
 			"know CDI, "+
 			"or has it off, or looks for specs elsewhere; the text says what to do"),
 	DevicePluginPresent: event.Warning("DevicePluginPresent", "Node",
-		"a device plugin on the node offers nvidia.com resources, perhaps of the same GPUs, so that two pods may get "+
-			"one GPU; remove it from the node"),
+		"a device plugin on the node offers GPUs of NVIDIA, perhaps the same ones, so that two pods may get one GPU; "+
+			"remove it from the node"),
 	GPUUnhealthy: event.Warning("GPUUnhealthy", "Node",
 		"a GPU or a partition is sick and is tainted; the text says what happened, since when, until when it stays "+
 			"tainted and what a person can do"),

@@ -21,8 +21,10 @@ import (
 // record must be on disk before the next change. A GPU that answers only that it must be reset counts as gone.
 type Hardware interface {
 	// Set changes the settings and the MIG mode of a physical GPU. It is no error if the GPU is gone and s only
-	// restores defaults. Errors: gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
+	// restores what was found. Errors: gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
 	Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error
+	// ComputeMode returns the present compute mode of a physical GPU.
+	ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error)
 	// CheckPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement.
 	CheckPlacement(ctx context.Context, at gpu.Placement) error
 	// CreatePartition creates the partition on a GPU in MIG mode and returns its UUID. If known is empty, an existing
@@ -32,6 +34,33 @@ type Hardware interface {
 	// DestroyPartition removes the partition, also an incomplete one. A partition with another UUID than known is left
 	// alone. It is no error if there is none, or if the GPU is gone. Error: gpu.ErrBusy.
 	DestroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error
+}
+
+// WithFound returns the plan with the compute and persistence modes that its end restores. If others have set the GPU,
+// what they have found counts. Without them, an MPS daemon may be left of a claim, and its mode with it.
+func WithFound(ctx context.Context, hw Hardware, vms Passthrough, daemons mps.Dir, plan sharing.Plan,
+	others []sharing.Holder) (sharing.Plan, error) {
+	plan.Assignments = slices.Clone(plan.Assignments)
+	for i, a := range plan.Assignments {
+		if !a.SetsGPU() {
+			continue
+		}
+		mode, set := sharing.FoundMode(a.GPU, others)
+		if !set {
+			var err error
+			if mode, err = hw.ComputeMode(ctx, a.GPU); err != nil {
+				return plan, fmt.Errorf("GPU %s: %w", a.GPU, err)
+			}
+			if mode == gpu.ExclusiveProcess {
+				uses := func(d mps.RequestedDaemon) bool { return slices.Contains(d.GPUs, a.GPU) }
+				if left, _ := daemons.Requested(); slices.ContainsFunc(left, uses) {
+					mode = ""
+				}
+			}
+		}
+		plan.Assignments[i].FoundMode = mode
+	}
+	return WithPersistence(ctx, vms, plan)
 }
 
 // Set brings GPUs into their states.

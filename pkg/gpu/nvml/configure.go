@@ -27,14 +27,21 @@ var ErrNotConfigurable = errors.New("the GPU does not support it")
 var modes = map[gpu.ComputeMode]nvmllib.ComputeMode{
 	"":                   nvmllib.COMPUTEMODE_DEFAULT,
 	gpu.ExclusiveProcess: nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS,
+	gpu.Prohibited:       nvmllib.COMPUTEMODE_PROHIBITED,
 }
 
-// computeMode returns the present compute mode, as one of those that the driver sets.
-func computeMode(handle nvmllib.Device) gpu.ComputeMode {
-	if mode, ret := handle.GetComputeMode(); ret == nvmllib.SUCCESS && mode == nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS {
-		return gpu.ExclusiveProcess
+// computeMode returns the present compute mode.
+func computeMode(handle nvmllib.Device) (gpu.ComputeMode, error) {
+	is, ret := handle.GetComputeMode()
+	if ret != nvmllib.SUCCESS && ret != nvmllib.ERROR_NOT_SUPPORTED {
+		return "", fmt.Errorf("get compute mode: %w", ret)
 	}
-	return ""
+	for name, mode := range modes {
+		if mode == is {
+			return name, nil
+		}
+	}
+	return "", nil
 }
 
 // intervals maps time slices to nvidia-smi's numbers.
@@ -56,6 +63,9 @@ func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) e
 	}
 	return steps.Do(ctx, steps.ConfigureGPU, func(ctx context.Context) error {
 		err := setMode(handle, want.Settings.Mode)
+		if needsReset(err) && (want.Settings.Mode == "" || undoes(want)) {
+			err = nil
+		}
 		if want.Settings.Interval == "" {
 			return err
 		}
@@ -69,7 +79,8 @@ func validate(s *gpu.Settings) error {
 		return nil
 	}
 	if _, ok := modes[s.Mode]; !ok {
-		return fmt.Errorf("compute mode %q: want %s, or none for the default", s.Mode, gpu.ExclusiveProcess)
+		return fmt.Errorf("compute mode %q: want %s or %s, or none for the default", s.Mode, gpu.ExclusiveProcess,
+			gpu.Prohibited)
 	}
 	if _, ok := intervals[s.Interval]; !ok && s.Interval != "" {
 		return fmt.Errorf("time slice %q: want %s, %s, %s or %s, or none to leave it alone", s.Interval,
@@ -78,11 +89,11 @@ func validate(s *gpu.Settings) error {
 	return nil
 }
 
-// undoes reports whether the state only restores defaults, which a missing GPU has.
+// undoes reports whether the state only restores what was found, which is nothing on a missing GPU.
 func undoes(s gpu.DesiredState) bool {
-	factory := s.Settings == nil || s.Settings.Mode == "" &&
-		(s.Settings.Interval == "" || s.Settings.Interval == gpu.IntervalDefault)
-	return factory && (s.MIG == gpu.MIGUnchanged || s.MIG == gpu.MIGOffIfUnused)
+	restores := s.Settings == nil || s.Settings.Interval == gpu.IntervalDefault ||
+		s.Settings.Interval == "" && s.Settings.Mode != gpu.ExclusiveProcess
+	return restores && (s.MIG == gpu.MIGUnchanged || s.MIG == gpu.MIGOffIfUnused)
 }
 
 func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
@@ -94,7 +105,7 @@ func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
 	switch {
 	case ret == nvmllib.SUCCESS:
 		return nil
-	case name == "" && (ret == nvmllib.ERROR_NOT_SUPPORTED || needsReset(ret)):
+	case name == "" && ret == nvmllib.ERROR_NOT_SUPPORTED:
 		return nil
 	case ret == nvmllib.ERROR_NOT_SUPPORTED:
 		return fmt.Errorf("compute mode %s: it can only have the default: %w", name, ErrNotConfigurable)

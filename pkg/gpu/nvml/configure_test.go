@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/smi"
 )
@@ -52,8 +53,16 @@ func TestConfigure(t *testing.T) {
 		{"undo", false, nil, []gpu.Settings{both, undo, undo}, "mode=Default", nil},
 		{"an interval that is none", false, nil, []gpu.Settings{{Interval: "long"}},
 			`time slice "long": want Default, Short, Medium or Long, or none to leave it alone`, nil},
-		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "PROHIBITED"}},
-			`compute mode "PROHIBITED": want EXCLUSIVE_PROCESS, or none for the default`, nil},
+		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "EXCLUSIVE_THREAD"}},
+			`compute mode "EXCLUSIVE_THREAD": want EXCLUSIVE_PROCESS or PROHIBITED, or none for the default`, nil},
+		{"the mode of an administrator, restored", false, nil, []gpu.Settings{exclusive, {Mode: gpu.Prohibited}},
+			"mode=Prohibited", nil},
+		{"a GPU that is gone, the mode of an administrator", false, lost, []gpu.Settings{{Mode: gpu.Prohibited}},
+			"mode=Default unplugged", nil},
+		{"a GPU that was removed, the mode of an administrator", false,
+			func(m *simulator.Node) error { return m.Remove("0") },
+			[]gpu.Settings{{Mode: gpu.Prohibited}, {Interval: gpu.IntervalDefault, Mode: gpu.ExclusiveProcess}}, "",
+			nil},
 		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: it can only have Default: " +
 			"the GPU does not support it", nvml.ErrNotConfigurable},
 		{"an old card, exclusive", true, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
@@ -207,4 +216,27 @@ func withSMI(script string) func(m *simulator.Node) error {
 		}
 		return os.WriteFile(path, []byte(script), 0o755)
 	}
+}
+
+// Discoveries and claims are told the compute mode that an administrator has set. A failed question is no answer.
+func TestComputeMode(t *testing.T) {
+	m, n := machine(t, "t4-x2")
+	id := first(t, n).UUID
+	want := func(when string, want gpu.ComputeMode) {
+		t.Helper()
+		asked, err := n.ComputeMode(t.Context(), id)
+		must(t, err)
+		if found := first(t, n).ComputeMode; found != want || asked != want {
+			t.Errorf("%s: found %q, asked %q, want %q", when, found, asked, want)
+		}
+	}
+	want("at first", "")
+	must(t, m.SetComputeMode("0", hwprofile.ComputeModeProhibited))
+	want("prohibited", gpu.Prohibited)
+	must(t, m.Fail("0", "GetComputeMode", "ERROR_UNKNOWN"))
+	if mode, err := n.ComputeMode(t.Context(), id); err == nil || first(t, n).ComputeMode != gpu.Prohibited {
+		t.Errorf("got mode %q, %v; found %q; want an error, and what was known", mode, err, first(t, n).ComputeMode)
+	}
+	must(t, m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED"))
+	want("a GPU without compute modes", "")
 }

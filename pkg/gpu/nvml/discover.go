@@ -193,7 +193,10 @@ func (s *session) readAt(index int, sys *system, known discovered) (discovered, 
 	}
 	if time.Since(known.full) < fullReadPeriod && s.same(handle, known.device) {
 		s.handles.Store(known.device.UUID, handle)
-		known.last, known.device.ComputeMode, known.persistent = time.Now(), computeMode(handle), persistent(handle)
+		known.last, known.persistent = time.Now(), persistent(handle)
+		if mode, err := computeMode(handle); err == nil {
+			known.device.ComputeMode = mode
+		}
 		return s.withHealth(handle, known), nil
 	}
 	d, err := s.read(index, handle)
@@ -289,7 +292,7 @@ func (s *session) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 		}
 	}
 	d.Topology.FabricDomain = s.fabricDomain(handle, d.UUID)
-	d.ComputeMode = computeMode(handle)
+	d.ComputeMode, _ = computeMode(handle)
 	return d, nil
 }
 

@@ -43,8 +43,8 @@ func (s *session) withHealth(handle nvmllib.Device, r discovered) discovered {
 
 // health asks the GPU for its health. What a GPU does not support is healthy.
 func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
-	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), Fabric: s.fabricProblem(handle),
-		Slowdown: s.slowdown(handle)}
+	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), Slowdown: s.slowdown(handle)}
+	h.Fabric, h.FabricUnknown = s.fabricProblem(handle, d)
 	if h.LinksUp = linksUp(handle, d); s.known.anySwitching() { // its peers lose their links before its mode is known
 		h.LinksUp = nil
 	}
@@ -122,25 +122,38 @@ func linkPeers(handle nvmllib.Device, active []int) map[int]gpu.PCIAddress {
 	return peers
 }
 
-// fabricProblem says what is wrong with the GPU on the NVLink fabric. Only drivers with version 4 of the call report
-// more than that the GPU could not join: R610 and newer.
-func (s *session) fabricProblem(handle nvmllib.Device) string {
+// registrationTime is how long a GPU may take to register with the fabric, as after a boot. Longer means that the
+// fabric manager does not run, or is not of the driver's version: then no CUDA program starts.
+const registrationTime = 5 * time.Minute
+
+// fabricProblem says what is wrong with the GPU on the NVLink fabric, or that this is not known yet. Only drivers with
+// version 4 of the call report more than that the GPU has not joined: R610 and newer.
+func (s *session) fabricProblem(handle nvmllib.Device, d gpu.Device) (problem string, unknown bool) {
 	if s.has("nvmlDeviceGetGpuFabricInfo_v4") {
 		info, ret := handle.GetGpuFabricInfo_v4()
 		switch {
 		case ret != nvmllib.SUCCESS:
 		case info.HealthSummary == nvmllib.GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY:
-			return fmt.Sprintf("unhealthy, health mask %#x", info.HealthMask)
+			return fmt.Sprintf("unhealthy, health mask %#x", info.HealthMask), false
 		case info.HealthSummary == nvmllib.GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY:
-			return fmt.Sprintf("limited capacity, health mask %#x", info.HealthMask)
+			return fmt.Sprintf("limited capacity, health mask %#x", info.HealthMask), false
 		}
 	}
-	info, ok := s.fabricInfo(handle)
-	if ok && info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED &&
-		nvmllib.Return(info.Status) != nvmllib.SUCCESS {
-		return fmt.Sprintf("not joined: %v", nvmllib.Return(info.Status))
+	info, _ := s.fabricInfo(handle)
+	registers := info.State == nvmllib.GPU_FABRIC_STATE_NOT_STARTED ||
+		info.State == nvmllib.GPU_FABRIC_STATE_IN_PROGRESS
+	if registers && !d.MIG.Enabled { // MIG mode switches NVLink off
+		since, _ := s.known.registering.LoadOrStore(d.UUID, time.Now())
+		if time.Since(since.(time.Time)) < registrationTime {
+			return "", true
+		}
+		return fmt.Sprintf("not registered for %.0f minutes", registrationTime.Minutes()), false
 	}
-	return ""
+	s.known.registering.Delete(d.UUID)
+	if info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED && nvmllib.Return(info.Status) != nvmllib.SUCCESS {
+		return fmt.Sprintf("not joined: %v", nvmllib.Return(info.Status)), false
+	}
+	return "", false
 }
 
 // slowdowns are the clocks event reasons of a hardware slowdown, which is an emergency. NVML gives the first one alone

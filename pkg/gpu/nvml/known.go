@@ -27,6 +27,7 @@ type known struct {
 	opened      atomic.Pointer[found]
 	offered     sync.Map // UUID of a GPU → []profile
 	deviceNodes sync.Map // paths of device nodes that have existed
+	registering sync.Map // UUID of a GPU → since when it is not registered with the fabric
 }
 
 // discovered is what a discovery has read from a GPU.

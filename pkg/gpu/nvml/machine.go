@@ -10,7 +10,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// All methods in this file wait for a GPU that hangs until ctx ends, and then return ErrNoAnswer. The first four
+// All methods in this file wait for a GPU that hangs until ctx ends, and then return ErrNoAnswer. The first five
 // implement claims.Hardware, which says what they do.
 
 // none is the result of a call that has none.
@@ -23,6 +23,17 @@ func (m *Machine) Set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) e
 		return nil
 	}
 	return err
+}
+
+// ComputeMode reads the present mode.
+func (m *Machine) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
+	return call(ctx, m, id, func(s *session) (gpu.ComputeMode, error) {
+		handle, err := s.handle(id)
+		if err != nil {
+			return "", err
+		}
+		return computeMode(handle)
+	})
 }
 
 // CheckPlacement looks for another partition at the placement. The error names it.

@@ -75,7 +75,11 @@ func (s *session) setMIGMode(handle nvmllib.Device, id gpu.UUID, mode int) error
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("%s: %w", what, ret)
 	}
-	if major, _, ret := handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS || major < switchableSince {
+	major, _, ret := handle.GetCudaComputeCapability()
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("%s: get compute capability: %w", what, ret)
+	}
+	if major < switchableSince {
 		return fmt.Errorf("%s: this takes a reset of the GPU, which is the administrator's to do "+
 			"while no program has it open (nvidia-smi -mig, nvidia-smi --gpu-reset): %w", what, gpu.ErrMIGModeFixed)
 	}

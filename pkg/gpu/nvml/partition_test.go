@@ -110,6 +110,9 @@ func TestPartitions(t *testing.T) {
 			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do while " +
 				"no program has it open (nvidia-smi -mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed " +
 				"from here", gpu.ErrMIGModeFixed},
+		{"a card that does not say whether it does", "dgx-h100", func(m *simulator.Node) error {
+			return m.Fail("0", "GetCudaComputeCapability", "ERROR_UNKNOWN")
+		}, "+1g.10gb@4", " | switch MIG mode on: get compute capability: ERROR_UNKNOWN", nil},
 		{"unless it is in the mode", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
 			"+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
 		{"in which it stays", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
