@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -76,6 +77,7 @@ type Device struct {
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version
+	CgroupV1      bool `json:",omitempty"` // the machine has no cgroup v2
 }
 
 // Physical returns the UUID of the device's physical GPU; empty for the monitor device.
@@ -114,6 +116,24 @@ func (p Product) MPSLimits() bool {
 // MPSLimits reports whether MPS limits what its clients use of the device. The driver uses no MPS on a vGPU, where
 // NVIDIA does not say that it works.
 func (d Device) MPSLimits() bool { return d.Guest == nil && d.Product.MPSLimits() }
+
+// memoryLimitDriver is the first driver branch that limits memory by cgroup (NVML change log, CUDA 13.4).
+const memoryLimitDriver = 615
+
+// NoMemoryLimit says why NVIDIA's driver cannot limit the memory of containers on the device by cgroup; empty: it can.
+func (d Device) NoMemoryLimit() string {
+	branch, _, _ := strings.Cut(d.DriverVersion, ".")
+	n, err := strconv.Atoi(branch)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("driver %q is of no known branch", d.DriverVersion)
+	case n < memoryLimitDriver:
+		return fmt.Sprintf("driver %s is older than R%d", d.DriverVersion, memoryLimitDriver)
+	case d.CgroupV1:
+		return "the machine has no cgroup v2"
+	}
+	return ""
+}
 
 // Topology says what a GPU is connected to. Both fields name a set of GPUs; a GPU that is alone has its own UUID.
 type Topology struct {

@@ -31,11 +31,11 @@ type SharingMode struct {
 // MaxMPSClients is the maximum number of clients of an MPS server, from Volta on.
 const MaxMPSClients = 48
 
-// EnforceableOn returns the mode with what the GPU can enforce. MPS limits nothing before Volta, and on no vGPU: a GPU
-// that would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody
-// has asked for, are only counted.
+// EnforceableOn returns the mode with what the GPU can enforce: see Unenforceable. A GPU that would have shares is
+// exclusive then, so that a share is not silently without limits. Replicas, which somebody has asked for, are only
+// counted.
 func (m SharingMode) EnforceableOn(d Device) SharingMode {
-	if m.Isolation != IsolationMPS || d.MPSLimits() {
+	if m.Unenforceable(d) == "" {
 		return m
 	}
 	switch m.Sharing {
@@ -45,6 +45,20 @@ func (m SharingMode) EnforceableOn(d Device) SharingMode {
 		m.Isolation = IsolationNone
 	}
 	return m
+}
+
+// Unenforceable says why the isolation limits nothing on the GPU; empty: it does. MPS does not before Volta, and on no
+// vGPU; whether a cgroup does is not known without the version of NVIDIA's driver.
+func (m SharingMode) Unenforceable(d Device) string {
+	switch {
+	case m.Isolation == IsolationMPS && d.Guest != nil:
+		return "the driver uses no MPS on a vGPU"
+	case m.Isolation == IsolationMPS && !d.MPSLimits():
+		return "MPS limits nothing before Volta"
+	case m.Isolation == IsolationCgroup && d.DriverVersion != "":
+		return d.NoMemoryLimit()
+	}
+	return ""
 }
 
 // String is for people and complete: "fractional, isolation mps", "replicated: 10, isolation none, shared only",

@@ -31,23 +31,30 @@ var AllCapacities = append([]Capacity{
 			}
 			return capacity(d, all, steps(all.Value(), memoryUnit, memoryUnit, all))
 		}},
-	{"cores", "percent", "of the multiprocessors; a fractional GPU can be asked for some of them, and for a claim " +
-		"that does not ask there is no limit",
+	{"cores", "percent", "of the multiprocessors; a fractional GPU can be asked for some of them, unless its " +
+		"isolation is `cgroup`, and for a claim that does not ask there is no limit",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
 			if d.Partition != nil || d.Type == gpu.TypeVFIO || d.VGPU != nil {
 				return nil
 			}
-			all := resource.NewQuantity(100, resource.DecimalSI)
-			return capacity(d, all, steps(0, 0, 1, all))
+			all, policy := resource.NewQuantity(100, resource.DecimalSI), unconsumed(resource.DecimalSI)
+			if isolation(d) != gpu.IsolationCgroup { // that limits memory only
+				policy = steps(0, 0, 1, all)
+			}
+			return capacity(d, all, policy)
 		}},
 	{"shares", "claims", "how many may have a replicated GPU at once; only such GPUs have it, and a claim gets one " +
-		"unless it asks for more",
+		"unless it asks for more, which `onePerClaim` excludes",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
 			if sharing(d) != gpu.Replicated {
 				return nil
 			}
 			all := resource.NewQuantity(int64(d.Use.Replicas), resource.DecimalSI)
-			return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: steps(1, 1, 1, all)}
+			most := all
+			if d.Use.OnePerClaim {
+				most = resource.NewQuantity(1, resource.DecimalSI)
+			}
+			return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: steps(1, 1, 1, most)}
 		}},
 }, engineCapacities()...)
 
@@ -81,17 +88,22 @@ func capacities(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceCa
 // nothing of a replicated GPU, of unknown memory, or of the monitor device, whose value is 0.
 func capacity(d gpu.Device, all *resource.Quantity,
 	policy *resourceapi.CapacityRequestPolicy) *resourceapi.DeviceCapacity {
-	none := resource.NewQuantity(0, all.Format)
-	unconsumed := &resourceapi.CapacityRequestPolicy{Default: none, ValidValues: []resource.Quantity{*none}}
 	switch {
 	case d.Type == gpu.TypeMonitor:
-		return &resourceapi.DeviceCapacity{Value: *none, RequestPolicy: unconsumed}
+		return &resourceapi.DeviceCapacity{Value: *resource.NewQuantity(0, all.Format),
+			RequestPolicy: unconsumed(all.Format)}
 	case sharing(d) == gpu.Replicated || sharing(d) == gpu.Unlimited && all.IsZero():
-		return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: unconsumed}
+		return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: unconsumed(all.Format)}
 	case sharing(d) == gpu.Exclusive:
 		return &resourceapi.DeviceCapacity{Value: *all}
 	}
 	return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: policy}
+}
+
+// unconsumed returns the request policy of a capacity of which claims consume nothing.
+func unconsumed(format resource.Format) *resourceapi.CapacityRequestPolicy {
+	none := resource.NewQuantity(0, format)
+	return &resourceapi.CapacityRequestPolicy{Default: none, ValidValues: []resource.Quantity{*none}}
 }
 
 // steps returns a request policy with the default otherwise, and a range from least to all in steps.

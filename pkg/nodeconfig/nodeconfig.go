@@ -108,14 +108,11 @@ func (c Config) Unmatched(devices []gpu.Device) []string {
 	return out
 }
 
-// unlimitable says which of the entry's GPUs have no shares, or only counted ones, because MPS cannot limit them.
+// unlimitable says which of the entry's GPUs have no shares, or only counted ones, because nothing can limit them.
 func (e entry) unlimitable(devices []gpu.Device) []string {
 	var out []string
 	for _, d := range devices {
-		why := "MPS limits nothing before Volta"
-		if d.Guest != nil {
-			why = "the driver uses no MPS on a vGPU"
-		}
+		why := e.use.Unenforceable(d)
 		switch is := e.use.EnforceableOn(d); {
 		case is == e.use:
 		case is.Sharing == gpu.Exclusive:

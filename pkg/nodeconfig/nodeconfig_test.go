@@ -430,9 +430,9 @@ func TestSelectionsWithoutEffect(t *testing.T) {
 	}
 }
 
-// MPS limits nothing on GPUs before Volta.
-func TestGPUsBeforeVolta(t *testing.T) {
-	old := []gpu.Device{{Name: "gpu-0", Product: gpu.Product{Name: "Tesla P100-PCIE-16GB",
+// MPS limits nothing on GPUs before Volta, and an older driver of NVIDIA limits no memory by cgroup.
+func TestIsolationThatIsNotEnforced(t *testing.T) {
+	old := []gpu.Device{{Name: "gpu-0", DriverVersion: "580.95.05", Product: gpu.Product{Name: "Tesla P100-PCIE-16GB",
 		ComputeCapability: gpu.Version{Major: 6}}}}
 	for _, row := range []struct{ name, text, want string }{
 		{"shares of a GPU that cannot limit them", ownHead + "gpus:\n  - select: {index: 0}\n",
@@ -442,6 +442,13 @@ func TestGPUsBeforeVolta(t *testing.T) {
 		{"replicas of such a GPU", ownHead + "gpus:\n  - {select: {index: 0}, sharing: {replicated: 2}}\n",
 			"line 4: gpus[0]: gpu-0 (Tesla P100-PCIE-16GB): its replicas have isolation none, because MPS limits " +
 				"nothing before Volta"},
+		{"shares by cgroup", ownHead + "gpus:\n  - {select: {index: 0}, isolation: cgroup}\n",
+			"line 4: gpus[0]: gpu-0 (Tesla P100-PCIE-16GB) is exclusive, because driver 580.95.05 is older than " +
+				"R615: isolation: none counts its shares"},
+		{"replicas by cgroup", ownHead +
+			"gpus:\n  - {select: {index: 0}, sharing: {replicated: 2}, isolation: cgroup}\n",
+			"line 4: gpus[0]: gpu-0 (Tesla P100-PCIE-16GB): its replicas have isolation none, because driver " +
+				"580.95.05 is older than R615"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			c, err := Parse([]byte(row.text))

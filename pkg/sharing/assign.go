@@ -118,7 +118,11 @@ func (a *Assignment) useReplica(r allocation.Result, d gpu.Device) error {
 		a.Settings = timeSlices(*s.TimeSlicing)
 		return nil
 	}
-	return a.isolate(replicas(n, d), d)
+	q := replicas(n, d)
+	if d.Use.Isolation == gpu.IsolationCgroup { // the cores are counted, and nothing limits them
+		q.cores = 0
+	}
+	return a.isolate(q, d)
 }
 
 // useUnlimited assigns the GPU without limits, beside any number of others. Only what the claim asks for is counted.

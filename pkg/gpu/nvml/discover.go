@@ -144,7 +144,7 @@ func (m *Machine) readAll(ctx context.Context, sys *system) gpu.Discovery {
 			silent = append(silent, r.device)
 			continue
 		}
-		r.device.DriverVersion, r.device.CUDAVersion = sys.driver, sys.cuda
+		r.device.DriverVersion, r.device.CUDAVersion, r.device.CgroupV1 = sys.driver, sys.cuda, m.CgroupV1
 		look.Devices = append(look.Devices, r.device)
 		look.Health[r.device.UUID] = r.health
 		connections = append(connections, r.links)

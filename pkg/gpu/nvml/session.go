@@ -33,7 +33,9 @@ type MachineConfig struct {
 	Dev     string
 	HostDev bool
 	Proc    string // where proc is mounted: "/proc" on a real machine
-	Driver  driverroot.Root
+	// CgroupV1 says that the machine has no cgroup v2.
+	CgroupV1 bool
+	Driver   driverroot.Root
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
 	// EventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:

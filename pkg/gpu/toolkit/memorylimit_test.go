@@ -22,11 +22,11 @@ func TestMemoryLimit(t *testing.T) {
 		{"a driver that cannot", "610.43.02", true,
 			"[] driver 610.43.02 is older than R615: no memory limits by cgroup"},
 		{"control groups that cannot", "615.10", false,
-			"[] /sys/fs/cgroup is not cgroup v2: no memory limits by cgroup"},
+			"[] the machine has no cgroup v2: no memory limits by cgroup"},
 		{"a driver that nobody knows", "", true, "[] driver \"\" is of no known branch: no memory limits by cgroup"},
 	} {
-		access, err := memoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver},
-			driverroot.Root{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
+		kit := &Toolkit{Driver: driverroot.Root{Host: "/r", Here: "/here"}, HookPath: "/h/nvidia-cdi-hook"}
+		access, err := kit.MemoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver, CgroupV1: !row.cgroup2})
 		if got := fmt.Sprint(access.Hooks, " ", err); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.name, got, row.want)
 		}
