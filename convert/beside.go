@@ -69,12 +69,12 @@ func (b *beside) check() {
 func (b *beside) sharedMemory(a *asked) {
 	volume := sharing.SharedMemoryOf(&b.pod.Spec, a.container)
 	all, some := b.mps(a.gpuRequest)
-	switch refusal := volume.Refusal(); {
+	switch reason, change := volume.Refusal(); {
 	case !some:
-	case refusal != "" && all:
-		b.errs = append(b.errs, field.Forbidden(a.path.Child("volumeMounts"), refusal))
-	case refusal != "":
-		b.warn("container %s: it does not start on a GPU with isolation mps: %s", a.container.Name, refusal)
+	case reason != "" && all:
+		b.errs = append(b.errs, field.Forbidden(a.path.Child("volumeMounts"), reason+": "+change))
+	case reason != "":
+		b.warn("container %s: it does not start on a GPU with isolation mps: %s: %s", a.container.Name, reason, change)
 	case volume.Notice() != "":
 		b.warn("container %s: %s", a.container.Name, volume.Notice())
 	}

@@ -144,8 +144,9 @@ var allowed = map[string][]string{
 		"pkg/api", "pkg/gpu", "pkg/sharing"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
-	"internal/why": {"internal/cluster", "internal/cluster/read", "internal/remote", "pkg/gpu", "pkg/inventory",
-		"pkg/nearest"},
+	// It asks the node's own plan what a node would refuse.
+	"internal/why": {"internal/cluster", "internal/cluster/read", "internal/remote", "pkg/allocation", "pkg/gpu",
+		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",

@@ -64,6 +64,9 @@ func newKind(id string, d *resourceapi.Device, domain resourceapi.QualifiedName)
 	return k
 }
 
+// KindOf returns the kind of a local device by itself.
+func KindOf(d *resourceapi.Device) *DeviceKind { return newKind("", d, "") }
+
 // policy says how much of a capacity requests take.
 type policy struct {
 	name resourceapi.QualifiedName

@@ -8,37 +8,9 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
-
-// monitors returns the first request that would get a monitor device without adminAccess, or "". The chart's admission
-// policy refuses such a request, and the plugin its claim.
-func (q *question) monitors(placements []placement) string {
-	for _, found := range placements {
-		for _, result := range found.results {
-			for _, d := range result.Devices.Results {
-				if !ptr.Deref(d.AdminAccess, false) && q.isMonitor(d) {
-					return d.Request
-				}
-			}
-		}
-	}
-	return ""
-}
-
-func (c *index) isMonitor(of resourceapi.DeviceRequestAllocationResult) bool {
-	for _, slice := range c.pools[cluster.PoolOfResult(of)] {
-		for _, d := range slice.Spec.Devices {
-			if d.Name == of.Device {
-				return ptr.Deref(d.Attributes["type"].StringValue, "") == string(gpu.TypeMonitor)
-			}
-		}
-	}
-	return false
-}
 
 // refusal is why the API server refuses a claim or a template of a manifest, or may do so.
 type refusal struct {

@@ -57,8 +57,9 @@ type Answer struct {
 	// Notes are what the answer does not cover.
 	Notes []string `json:"notes,omitempty"`
 
-	unless string  // what the change does not consider
-	search *search // for tests
+	placements []placement // if the outcome is Fits
+	unless     string      // what the change does not consider
+	search     *search     // for tests
 }
 
 // ChangeKind is what a change does.

@@ -102,7 +102,7 @@ func (r *Answer) answer(of *Answer, names *strings.Replacer) {
 	if err != nil {
 		panic(err) // a report is made to be written as JSON
 	}
-	a := Answer{unless: of.unless, search: of.search}
+	a := Answer{placements: of.placements, unless: of.unless, search: of.search}
 	if err := json.Unmarshal([]byte(names.Replace(string(text))), &a); err != nil {
 		panic(err) // names are escaped
 	}

@@ -248,7 +248,7 @@ func stateOf(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) stru
 
 // namesIn returns the names of the attributes that the workload may read, or nil if it may read any.
 func (c *index) namesIn(w *workload) map[string]bool {
-	all := map[string]bool{}
+	all := map[string]bool{"sharing": true, "isolation": true} // for a dry run
 	var expressions []string
 	for _, claim := range w.claims {
 		for _, part := range subrequestsOf(claim) {
@@ -296,20 +296,13 @@ func expressionOf(s resourceapi.DeviceSelector) string {
 	return s.CEL.Expression
 }
 
-// asked returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
+// askedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
 // "": it asks for none, or the device is none that could have shares.
-func (s *nodeGroup) asked(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
-	for _, slice := range s.slices {
-		if cluster.PoolOfResult(r) != cluster.PoolOf(slice) {
-			continue
-		}
-		for i := range slice.Spec.Devices {
-			d := &slice.Spec.Devices[i]
-			kind := d.Attributes["type"].StringValue
-			if d.Name == r.Device && ptr.Deref(kind, "gpu") == "gpu" && !ptr.Deref(d.AllowMultipleAllocations, false) {
-				return cluster.Share(&claim.Spec, r.Request, d)
-			}
-		}
+func (c *index) askedOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
+	d := c.device(r)
+	if d == nil || ptr.Deref(d.Attributes["type"].StringValue, "gpu") != "gpu" ||
+		ptr.Deref(d.AllowMultipleAllocations, false) {
+		return ""
 	}
-	return ""
+	return cluster.Share(&claim.Spec, r.Request, d)
 }

@@ -434,6 +434,7 @@ func explain(ctx context.Context, c *index, w *workload, r *Answer, subject stri
 		r.undecided(lacks)
 		return
 	}
+	original, ofOriginal := w, subject
 	w, subject, key, names := w.anonymous(subject)
 	of := c.answers[key]
 	if of == nil {
@@ -446,6 +447,7 @@ func explain(ctx context.Context, c *index, w *workload, r *Answer, subject stri
 		c.answers[key] = of
 	}
 	r.answer(of, names)
+	c.checkNodes(r, original, ofOriginal)
 }
 
 // explainNew explains the workload within the timeout.
@@ -486,11 +488,6 @@ func (q *question) explain(r *Answer, subject string) error {
 	r.Nodes.Excluded = q.excluded()
 	placements, err := q.placements(q.w)
 	if err == nil && len(placements) > 0 {
-		if request := q.monitors(placements); request != "" {
-			r.Outcome, r.Cause = Waits, fmt.Sprintf("%s waits: request %s asks for the monitor device, which gives "+
-				"every GPU of a node: it is accepted only under \"exactly\" with adminAccess: true", subject, request)
-			return nil
-		}
 		q.explainFit(r, subject, placements)
 		return nil
 	}
@@ -550,7 +547,7 @@ func anyErrors(candidates map[requestID][]candidate) bool {
 
 // explainFit says where the workload fits, if what could not be read does not keep it away.
 func (q *question) explainFit(r *Answer, subject string, placements []placement) {
-	r.Outcome = Fits
+	r.Outcome, r.placements = Fits, placements
 	total := 0
 	for _, found := range placements {
 		total += len(found.group.names)
@@ -558,7 +555,7 @@ func (q *question) explainFit(r *Answer, subject string, placements []placement)
 		for i, result := range found.results {
 			for _, d := range result.Devices.Results {
 				place.Devices = append(place.Devices, Device{Claim: q.w.claims[i].Name, Request: d.Request,
-					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: found.group.asked(q.w.claims[i], d)})
+					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: q.askedOf(q.w.claims[i], d)})
 			}
 		}
 		r.Places = append(r.Places, place)

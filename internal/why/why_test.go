@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -130,7 +131,8 @@ func gpuQuota(t *testing.T, hard, used corev1.ResourceList) *cluster.Snapshot {
 	s.GPUQuotas = []*cluster.GPUQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
 		Spec:   cluster.GPUQuotaSpec{Hard: hard},
 		Status: cluster.GPUQuotaStatus{Used: used, Enforced: true, Driver: clustertest.Driver}}}
-	s.Slices = fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}).Slices
+	s.Slices = fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2",
+		Use: gpu.SharingMode{Isolation: gpu.IsolationNone}}).Slices
 	return s
 }
 
@@ -1259,9 +1261,9 @@ func TestFitAdminAccess(t *testing.T) {
 		{"no label any more", "gpu.nvidia.com, adminAccess: true", &corev1.Namespace{}, true, "claim c fits now", ""},
 		{"no adminAccess", "gpu.nvidia.com", &corev1.Namespace{}, false, "claim c fits now", ""},
 		{"the monitor device", "monitor.gpu.nvidia.com, adminAccess: true", labeled, false, "claim c fits now", ""},
-		{"the monitor device without adminAccess", "monitor.gpu.nvidia.com", labeled, false, "claim c waits: request " +
-			"gpu asks for the monitor device, which gives every GPU of a node: it is accepted only under \"exactly\" " +
-			"with adminAccess: true", ""},
+		{"the monitor device without adminAccess", "monitor.gpu.nvidia.com", labeled, false, "claim c would get " +
+			"devices and not start, because its node refuses it: device monitor gives every GPU of the node: set " +
+			"adminAccess: true in the request", ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})

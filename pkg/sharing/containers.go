@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
@@ -54,17 +56,21 @@ func (c Container) Uses(request string) bool {
 
 // CheckContainer refuses the plan if the container could not be kept within its limits. Error: ErrRefused.
 func (p Plan) CheckContainer(c Container) error {
-	if err := p.checkTogether(c.Requests); err != nil {
-		return fmt.Errorf("container %s: %w", c.Name, err)
+	var refusal *Refusal
+	if errors.As(p.checkTogether(c.Requests), &refusal) {
+		refusal.Reason = "container " + c.Name + ": " + refusal.Reason
+		return refusal
 	}
+	volume, change := c.SharedMemory.Refusal()
 	for _, a := range p.Assignments {
 		switch {
 		case !a.isolated() || !c.Uses(a.Request):
 		case len(c.Others) > 0:
-			return refuse(ErrRefused, "container %s: it also uses %s: %s: use the device %s in a container without "+
-				"others", c.Name, strings.Join(c.Others, ", "), OneSetOfLimits, a.Device)
-		case a.MPS != nil && c.SharedMemory.Refusal() != "":
-			return refuse(ErrRefused, "container %s: %s", c.Name, c.SharedMemory.Refusal())
+			return &Refusal{Kind: ErrRefused, Reason: fmt.Sprintf("container %s: it also uses %s: %s", c.Name,
+				strings.Join(c.Others, ", "), OneSetOfLimits),
+				Change: fmt.Sprintf("use the device %s in a container without others", a.Device)}
+		case a.MPS != nil && volume != "":
+			return &Refusal{Kind: ErrRefused, Reason: "container " + c.Name + ": " + volume, Change: change}
 		}
 	}
 	return nil
@@ -106,8 +112,9 @@ func (p Plan) checkTogether(requests []string) error {
 	if len(limits) < 2 && !twice {
 		return nil
 	}
-	return refuse(ErrRefused, "devices %s: %s: give each container one of these shares, by a claim of its own or by "+
-		"naming one request", strings.Join(devices, ", "), OneSetOfLimits)
+	return &Refusal{Kind: ErrRefused, Reason: fmt.Sprintf("devices %s: %s", strings.Join(devices, ", "),
+		OneSetOfLimits),
+		Change: "give each container one of these shares, by a claim of its own or by naming one request"}
 }
 
 // limitsKey identifies the limits in a container's environment.
@@ -117,4 +124,83 @@ func (a Assignment) limitsKey() string {
 		daemon = a.MPS.Daemon
 	}
 	return fmt.Sprint(daemon, a.Limits())
+}
+
+// User is a container that uses a claim, and how it uses other claims.
+type User struct {
+	Container
+	Others []Use
+}
+
+// Users returns the containers of the pod that use the claim.
+func Users(pod *corev1.Pod, claim string) []User {
+	var found []User
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		uses := claimsOf(pod, c)
+		if i := slices.IndexFunc(uses, func(u Use) bool { return u.Claim == claim }); i >= 0 {
+			container := Container{Name: c.Name, Requests: uses[i].Requests,
+				SharedMemory: SharedMemoryOf(&pod.Spec, &c)}
+			found = append(found, User{container, slices.Delete(uses, i, i+1)})
+		}
+	}
+	return found
+}
+
+// Use is the use of a claim by a container.
+type Use struct {
+	Claim    string
+	Requests []string // none means all
+}
+
+// claimsOf returns how the container uses each of its claims. A claim that the pod references twice counts once.
+func claimsOf(pod *corev1.Pod, c corev1.Container) []Use {
+	var uses []Use
+	all := map[string]bool{} // by claim
+	add := func(claim, request string) {
+		i := slices.IndexFunc(uses, func(u Use) bool { return u.Claim == claim })
+		if i < 0 {
+			i = len(uses)
+			uses = append(uses, Use{Claim: claim})
+		}
+		if all[claim] = all[claim] || request == ""; all[claim] {
+			uses[i].Requests = nil
+			return
+		}
+		uses[i].Requests = append(uses[i].Requests, request)
+	}
+	for _, r := range c.Resources.Claims {
+		for _, ref := range pod.Spec.ResourceClaims {
+			if ref.Name != r.Name {
+				continue
+			}
+			if name, _, err := resourceclaim.Name(pod, &ref); err == nil && name != nil {
+				add(*name, r.Request)
+			}
+		}
+	}
+	// The claim that the scheduler created for extended resources in resources.limits.
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		for _, m := range extended.RequestMappings {
+			if m.ContainerName == c.Name {
+				add(extended.ResourceClaimName, m.RequestName)
+			}
+		}
+	}
+	return uses
+}
+
+// Devices returns the devices of the driver in the claim that the container uses, without those with admin access, for
+// people.
+func (u Use) Devices(claim *resourceapi.ResourceClaim, driver string) []string {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	var devices []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == driver && (Container{Requests: u.Requests}).Uses(r.Request) &&
+			(r.AdminAccess == nil || !*r.AdminAccess) {
+			devices = append(devices, fmt.Sprintf("device %s of claim %s", r.Device, u.Claim))
+		}
+	}
+	return devices
 }

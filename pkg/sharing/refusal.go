@@ -31,7 +31,8 @@ type Refusal struct {
 	Value   string // of that field; may be empty
 	// for people, with what to do: a sentence, or, without Path, a predicate of the device: "is held by …"
 	Reason string
-	Kind   error // ErrInUse, ErrGone, ErrAdminOnly, ErrConflict, ErrRefused or ErrTooLarge
+	Change string // of the pod or of the claim that would help; empty: Reason says what to do
+	Kind   error  // ErrInUse, ErrGone, ErrAdminOnly, ErrConflict, ErrRefused or ErrTooLarge
 }
 
 // Error returns the request, the text and the kind.
@@ -48,19 +49,22 @@ func (r *Refusal) Error() string {
 
 // Text returns the device, the field with its value, if any, and the reason.
 func (r *Refusal) Text() string {
-	field := r.Path
+	field, reason := r.Path, r.Reason
+	if r.Change != "" {
+		reason += ": " + r.Change
+	}
 	if r.Value != "" {
 		field += " " + r.Value
 	}
 	switch {
 	case r.Device == "":
-		return r.Reason
-	case r.Reason == "":
+		return reason
+	case reason == "":
 		return "device " + r.Device
 	case field == "":
-		return "device " + r.Device + " " + r.Reason
+		return "device " + r.Device + " " + reason
 	}
-	return "device " + r.Device + ": " + field + ": " + r.Reason
+	return "device " + r.Device + ": " + field + ": " + reason
 }
 
 func (r *Refusal) Unwrap() error { return r.Kind }

@@ -58,23 +58,23 @@ func others(pod *corev1.PodSpec, c *corev1.Container, volume string) (names []st
 }
 
 // Refusal says why the container cannot have a share under MPS, and what to do; empty: it can.
-func (m SharedMemory) Refusal() string {
+func (m SharedMemory) Refusal() (reason, change string) {
 	switch {
 	case m.Volume == "":
-		return ""
+		return "", ""
 	case !m.Empty:
 		return fmt.Sprintf("its volume %s at /dev/shm is no emptyDir: under MPS, the memory of the MPS daemon is "+
-			"mounted there; use an emptyDir, or leave the volume out", m.Volume)
+			"mounted there", m.Volume), "use an emptyDir, or leave the volume out"
 	case m.Path != sharedMemoryPath:
-		return fmt.Sprintf("its volume %s has the mountPath %s, which would hide the memory of the MPS daemon: write "+
-			"/dev/shm, or leave the volume out", m.Volume, m.Path)
+		return fmt.Sprintf("its volume %s has the mountPath %s, which would hide the memory of the MPS daemon",
+			m.Volume, m.Path), "write /dev/shm, or leave the volume out"
 	}
-	return ""
+	return "", ""
 }
 
 // Notice says what is different under MPS; empty: nothing.
 func (m SharedMemory) Notice() string {
-	if m.Volume == "" || m.Refusal() != "" {
+	if reason, _ := m.Refusal(); m.Volume == "" || reason != "" {
 		return ""
 	}
 	text := fmt.Sprintf("its volume %s at /dev/shm is not mounted: under MPS, /dev/shm is the memory of the GPU's MPS "+

@@ -17,10 +17,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -193,7 +193,7 @@ func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
 	}
 	devices := &n.claim.Status.Allocation.Devices
 	for range count {
-		d := n.device(kind)
+		d := why.DryRunDevice(kind, len(n.gpus))
 		n.gpus = append(n.gpus, d)
 		result := resourceapi.DeviceRequestAllocationResult{Request: a.name(), Driver: n.driver, Pool: "node",
 			Device: d.Name}
@@ -228,38 +228,6 @@ func consumed(a alternative, kind *cluster.DeviceKind) map[resourceapi.Qualified
 		}
 	}
 	return all
-}
-
-// device returns a new device of that kind. Its name is its model, for messages.
-func (n *simulatedNode) device(kind *cluster.DeviceKind) gpu.Device {
-	number := len(n.gpus)
-	d := gpu.Device{Name: kind.Product(), Type: kind.Type(), Memory: uint64(kind.Capacity("memory")),
-		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", number))}
-	if number > 0 {
-		d.Name = fmt.Sprintf("%s (%d)", d.Name, number+1)
-	}
-	switch kind.Type() {
-	case gpu.TypeMonitor:
-		d.Name = inventory.Monitor
-	case gpu.TypeMIG:
-		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)),
-			Profile: kind.Profile()}}
-		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
-	case gpu.TypeVGPU:
-		d.VGPU = &gpu.VGPU{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)), Type: gpu.VGPUType{Name: kind.Profile()}}
-		d.Name = gpu.PossibleVGPUName(d.Name, d.VGPU.Type, 0)
-	case gpu.TypeVFIO:
-		d.Name, d.VFIO = gpu.VFIOName(d.Name), &gpu.VFIO{}
-	}
-	d.Use = gpu.SharingMode{Replicas: int(kind.Capacity("shares"))}
-	// The monitor device has neither attribute.
-	if d.Use.Sharing.UnmarshalText([]byte(kind.Sharing())) != nil {
-		d.Use.Sharing = gpu.Exclusive
-	}
-	if d.Use.Isolation.UnmarshalText([]byte(kind.Isolation())) != nil {
-		d.Use.Isolation = gpu.IsolationNone
-	}
-	return d
 }
 
 // plan returns the node's plan. The error is the node's refusal of the alternative.

@@ -34,9 +34,9 @@ func Using(
 		}
 		var found []sharing.Container
 		for _, pod := range pods {
-			for _, used := range Users(pod, claim.Name) {
+			for _, used := range sharing.Users(pod, claim.Name) {
 				container := used.Container
-				for _, other := range used.others {
+				for _, other := range used.Others {
 					devices, err := devicesOf(ctx, client, driver, pod.Namespace, other)
 					if err != nil {
 						return nil, err
@@ -84,86 +84,12 @@ func reservedPods(ctx context.Context, client kubernetes.Interface, listed Liste
 	return pods, nil
 }
 
-// User is a container that uses a claim, and how it uses other claims.
-type User struct {
-	sharing.Container
-	others []use
-}
-
-// Users returns the containers of the pod that use the claim.
-func Users(pod *corev1.Pod, claim string) []User {
-	var found []User
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		uses := claimsOf(pod, c)
-		if i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim }); i >= 0 {
-			container := sharing.Container{Name: c.Name, Requests: uses[i].requests,
-				SharedMemory: sharing.SharedMemoryOf(&pod.Spec, &c)}
-			found = append(found, User{container, slices.Delete(uses, i, i+1)})
-		}
-	}
-	return found
-}
-
-// use is the use of a claim by a container.
-type use struct {
-	claim    string
-	requests []string // none means all
-}
-
-// claimsOf returns how the container uses each of its claims. A claim that the pod references twice counts once.
-func claimsOf(pod *corev1.Pod, c corev1.Container) []use {
-	var uses []use
-	all := map[string]bool{} // by claim
-	add := func(claim, request string) {
-		i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim })
-		if i < 0 {
-			i = len(uses)
-			uses = append(uses, use{claim: claim})
-		}
-		if all[claim] = all[claim] || request == ""; all[claim] {
-			uses[i].requests = nil
-			return
-		}
-		uses[i].requests = append(uses[i].requests, request)
-	}
-	for _, r := range c.Resources.Claims {
-		for _, ref := range pod.Spec.ResourceClaims {
-			if ref.Name != r.Name {
-				continue
-			}
-			if name, _, err := resourceclaim.Name(pod, &ref); err == nil && name != nil {
-				add(*name, r.Request)
-			}
-		}
-	}
-	// The claim that the scheduler created for extended resources in resources.limits.
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		for _, m := range extended.RequestMappings {
-			if m.ContainerName == c.Name {
-				add(extended.ResourceClaimName, m.RequestName)
-			}
-		}
-	}
-	return uses
-}
-
-// devicesOf returns the used devices of the driver in a claim, without those with admin access.
-func devicesOf(ctx context.Context, client kubernetes.Interface, driver, namespace string, u use) ([]string, error) {
-	claim, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, u.claim, metav1.GetOptions{})
+// devicesOf returns the used devices of the driver in a claim, for people.
+func devicesOf(ctx context.Context, client kubernetes.Interface, driver, namespace string, u sharing.Use) ([]string,
+	error) {
+	claim, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, u.Claim, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("claim %s, which the same container uses: %w", u.claim, err)
+		return nil, fmt.Errorf("claim %s, which the same container uses: %w", u.Claim, err)
 	}
-	if claim.Status.Allocation == nil {
-		return nil, nil
-	}
-	var devices []string
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		used := len(u.requests) == 0 || slices.ContainsFunc(u.requests, func(request string) bool {
-			return resourceclaim.BaseRequestRef(r.Request) == request || r.Request == request
-		})
-		if r.Driver == driver && used && (r.AdminAccess == nil || !*r.AdminAccess) {
-			devices = append(devices, fmt.Sprintf("device %s of claim %s", r.Device, u.claim))
-		}
-	}
-	return devices, nil
+	return u.Devices(claim, driver), nil
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // unrelatedAge is how long a pod counts as one without a claim of this driver.
@@ -36,12 +36,12 @@ type podKey struct {
 // knownPod is a cached pod. The zero value means that the API server no longer has it.
 type knownPod struct {
 	uid   types.UID
-	users map[string][]containers.User // by claim
+	users map[string][]sharing.User // by claim
 }
 
 // uses reports whether the container uses the request of an allocated device.
 func (p knownPod) uses(container string, h holding) bool {
-	return slices.ContainsFunc(p.users[h.claim.Name], func(u containers.User) bool {
+	return slices.ContainsFunc(p.users[h.claim.Name], func(u sharing.User) bool {
 		return u.Name == container && u.Uses(h.Request)
 	})
 }
@@ -77,10 +77,10 @@ func (c *podCache) fetch(ctx context.Context, p listedPod) (knownPod, error) {
 	}
 	var pod knownPod
 	if err == nil {
-		pod = knownPod{uid: found.UID, users: map[string][]containers.User{}}
+		pod = knownPod{uid: found.UID, users: map[string][]sharing.User{}}
 		for _, container := range p.containers {
 			for _, h := range container.held {
-				pod.users[h.claim.Name] = containers.Users(found, h.claim.Name)
+				pod.users[h.claim.Name] = sharing.Users(found, h.claim.Name)
 			}
 		}
 	}
