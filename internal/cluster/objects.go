@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // PoolID names a pool. The names of one driver's pools are unique.
@@ -129,4 +132,19 @@ func Ready(pod *corev1.Pod) bool {
 // Finished reports whether the containers of the pod have ended for good.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Problem returns the message of a condition of the claim's device, Ready or Healthy, that is false.
+func Problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
+	for _, d := range c.Status.Devices {
+		if d.Driver != driver || d.Pool != pool || d.Device != device {
+			continue
+		}
+		for _, condition := range d.Conditions {
+			if condition.Status == metav1.ConditionFalse && condition.Type != gpu.IdleCondition {
+				return cmp.Or(condition.Message, condition.Reason)
+			}
+		}
+	}
+	return ""
 }

@@ -24,6 +24,7 @@ type Snapshot struct {
 	Claims     []*resourceapi.ResourceClaim
 	Templates  []*resourceapi.ResourceClaimTemplate
 	Pods       []*corev1.Pod
+	Warnings   []*corev1.Event // of the reader's namespace and of nodes
 	Quotas     []*corev1.ResourceQuota
 	GPUQuotas  []*GPUQuota // nil, too, if the API server has no such kind
 	// Unread are the resources that could not be read, with the reason.
@@ -38,6 +39,7 @@ const (
 	Claims     = "resourceclaims"
 	Templates  = "resourceclaimtemplates"
 	Pods       = "pods"
+	Events     = "events"
 	Quotas     = "resourcequotas"
 	GPUQuotas  = "gpuquotas"
 	TaintRules = "devicetaintrules"
@@ -89,6 +91,9 @@ func (s *Snapshot) Err() error {
 	forbidden := false
 	for _, resource := range slices.Sorted(maps.Keys(s.Unread)) {
 		err := s.Unread[resource]
+		if resource == Events {
+			continue // no answer needs them
+		}
 		var unreachable *url.Error
 		if errors.As(err, &unreachable) {
 			return err

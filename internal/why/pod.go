@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -202,6 +203,77 @@ func reasonText(what, reason, message string) string {
 	text := what + ": " + cmp.Or(reason, message)
 	if message != "" && reason != "" {
 		text += ": " + message
+	}
+	return text
+}
+
+// placed explains a pod that has its node: what is wrong with its devices and, unless it runs, why the node refuses it
+// and what the newest warnings say.
+func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
+	states, ends := containerStates(pod), pod.DeletionTimestamp != nil
+	waits := ends || pod.Status.Phase == corev1.PodPending || len(states) > 0
+	r.Outcome, r.Cause = Placed, subject+" is on node "+pod.Spec.NodeName
+	if ends {
+		r.Outcome, r.Cause = Ended, subject+" is being deleted on node "+pod.Spec.NodeName
+	}
+	var claims []*resourceapi.ResourceClaim
+	var says []string
+	for name := range resourceclaim.PodClaims(pod) {
+		claim, ok := find(c.Claims, pod.Namespace, name)
+		if !ok || claim.Status.Allocation == nil {
+			continue
+		}
+		claims = append(claims, claim)
+		text := c.problem(claim, waits)
+		if event := c.warning(pod, claim.UID, "claim "+pod.Namespace+"/"+name+" "); waits && (ends || text == "") {
+			text = event
+		}
+		if text != "" {
+			says = append(says, "claim "+name+": "+text)
+		}
+	}
+	if text := c.warning(pod, pod.UID, ""); waits && text != "" && len(says) == 0 {
+		says = append(says, text)
+	}
+	if refusal := c.refusal(pod, claims); waits && !ends && refusal != nil {
+		r.refused(r.Cause+", which refuses it", refusal)
+		r.Outcome, says = Waits, nil
+	} else if waits && !ends && len(says) > 0 {
+		r.Outcome = Waits
+	}
+	r.Cause = strings.Join(slices.Concat([]string{r.Cause}, says, c.unused(pod), states), "; ")
+	if err := c.Unread[cluster.Events]; err != nil && waits {
+		r.Notes = append(r.Notes, fmt.Sprintf("events cannot be read, and may say more: %v", err))
+	}
+}
+
+// problem says what is wrong with a device of the claim; published: also that nobody publishes it. "": nothing.
+func (c *index) problem(claim *resourceapi.ResourceClaim, published bool) string {
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if text := cluster.Problem(claim, r.Driver, r.Pool, r.Device); text != "" {
+			return fmt.Sprintf("device %s: %s", r.Device, text)
+		}
+		if published && c.Unread[cluster.Slices] == nil && c.pools[cluster.PoolOfResult(r)] == nil {
+			return fmt.Sprintf("driver %s publishes no devices of pool %s: its plugin does not run there", r.Driver,
+				r.Pool)
+		}
+	}
+	return ""
+}
+
+// warning returns the newest warning about the object of that UID since the pod was created, or, with a prefix, about
+// its node. "": none.
+func (c *index) warning(pod *corev1.Pod, uid types.UID, prefix string) string {
+	text, newest := "", pod.CreationTimestamp.Time
+	for _, e := range c.Warnings {
+		at, of := e.EventTime.Time, e.InvolvedObject
+		if e.LastTimestamp.After(at) { // events of the older API
+			at = e.LastTimestamp.Time
+		}
+		if (of.UID == uid || prefix != "" && of.Name == pod.Spec.NodeName && strings.HasPrefix(e.Message, prefix)) &&
+			!at.Before(newest) {
+			text, newest = reasonText("its newest warning", e.Reason, e.Message), at
+		}
 	}
 	return text
 }

@@ -16,10 +16,14 @@ import (
 )
 
 // Read reads what answers need. Of devices it keeps what the classes, and the claims and templates of the namespace and
-// of the manifest read, so that a large cluster needs little memory. An empty namespace means all. It decides
-// about devices in place of the reader.
+// of the manifest read, so that a large cluster needs little memory. An empty namespace means all, and no events. It
+// decides about devices in place of the reader.
 func Read(ctx context.Context, r read.Reader, namespace string, m Manifest) *cluster.Snapshot {
 	var attributes func(resourceapi.QualifiedName) bool
+	resources := []string{cluster.Nodes, cluster.Slices, cluster.Quotas, cluster.GPUQuotas}
+	if namespace != "" {
+		resources = append(resources, cluster.Events)
+	}
 	known := make(chan struct{}) // closed when these are known
 	rest := r
 	rest.Devices = func() read.Devices {
@@ -28,7 +32,7 @@ func Read(ctx context.Context, r read.Reader, namespace string, m Manifest) *clu
 	}
 	var all *cluster.Snapshot
 	var wg sync.WaitGroup
-	wg.Go(func() { all = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Quotas, cluster.GPUQuotas) })
+	wg.Go(func() { all = rest.Read(ctx, resources...) })
 	first := r.Read(ctx, cluster.Classes, cluster.Claims, cluster.Templates)
 	attributes = attributesFor(&cluster.Snapshot{Classes: first.Classes,
 		Claims:    slices.Concat(in(namespace, first.Claims), m.Claims),

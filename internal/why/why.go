@@ -172,8 +172,7 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 		r.Outcome, r.Cause = Waits, subject+" "+c.bypassed(pod)
 		return r
 	case pod.Spec.NodeName != "":
-		r.Outcome, r.Cause = Placed, strings.Join(slices.Concat([]string{fmt.Sprintf("%s is on node %s", subject,
-			pod.Spec.NodeName)}, c.unused(pod), containerStates(pod)), "; ")
+		c.placed(r, pod, subject)
 		return r
 	case pod.DeletionTimestamp != nil:
 		r.Outcome, r.Cause = Ended, subject+" is being deleted"

@@ -134,6 +134,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		replyList(w, s.TaintRules, func(*resourceapi.DeviceTaintRule) bool { return true })
+	case cluster.Events:
+		replyList(w, s.Warnings, func(e *corev1.Event) bool {
+			return e.Namespace == namespace && r.URL.Query().Get("fieldSelector") == "type="+e.Type
+		})
 	case cluster.Pods:
 		replyList(w, s.Pods, func(p *corev1.Pod) bool { return namespace == "" || p.Namespace == namespace })
 	default:

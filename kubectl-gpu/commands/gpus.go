@@ -209,7 +209,7 @@ func (g *GPU) hold(held []cluster.Holding) {
 			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, VM: gpu.IsVFIO(h.Device),
 			Since:     cluster.Since(c),
 			IdleSince: cluster.DeviceIdleSince(c, h.DeviceRequestAllocationResult),
-			Problem:   problem(c, g.Driver, g.Pool, h.Device)}
+			Problem:   cluster.Problem(c, g.Driver, g.Pool, h.Device)}
 		for _, user := range c.Status.ReservedFor {
 			name := user.Name
 			if user.Resource != "pods" { // podgroups, of KEP-5729
@@ -242,21 +242,6 @@ func (g *GPU) take(name, profile string, memory int64) {
 		}
 	}
 	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile, Memory: memory})
-}
-
-// problem returns the message of a condition of the device, Ready or Healthy, that is false.
-func problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
-	for _, d := range c.Status.Devices {
-		if d.Driver != driver || d.Pool != pool || d.Device != device {
-			continue
-		}
-		for _, condition := range d.Conditions {
-			if condition.Status == metav1.ConditionFalse && condition.Type != gpu.IdleCondition {
-				return cmp.Or(condition.Message, condition.Reason)
-			}
-		}
-	}
-	return ""
 }
 
 // nodeProblems returns the nodes that take no pods, and why.

@@ -67,6 +67,13 @@ func waiting(t testing.TB) *apiServer {
 	return s
 }
 
+// onNode puts the pod on the node, with the claim that exists.
+func onNode(s *apiServer) {
+	s.Pods[0].Spec.NodeName = "a"
+	s.Pods[0].Spec.ResourceClaims[0].ResourceClaimTemplateName = nil
+	s.Pods[0].Spec.ResourceClaims[0].ResourceClaimName = &s.Claims[0].Name
+}
+
 const workerWaits = `pod worker waits: request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com has ` +
 	`the requested capacity, even when free: memory 60Gi
 smallest change: in ResourceClaimTemplate ml/big, request gpu: ask for 15Gi memory instead of 60Gi ` +
@@ -90,7 +97,8 @@ func TestWhy(t *testing.T) {
 		}, "whole", "claim whole has its devices: gpu-3b-00-0\n", ""},
 		{"neither pod nor claim", nil, "missing", "", "there is no pod or resourceclaim missing in namespace ml"},
 		{"a claim of a pod's name", nil, "claim/worker", "", "there is no resourceclaim worker in namespace ml"},
-		{"another kind", nil, "node/a", "", `"node/a" is no pod, claim or workload; write NAME, pod/NAME, claim/NAME, or deployment,`},
+		{"another " +
+			"kind", nil, "node/a", "", `"node/a" is no pod, claim or workload; write NAME, pod/NAME, claim/NAME, or deployment,`},
 		{"a deployment", func(s *apiServer) {
 			placed := s.Pods[0].DeepCopy()
 			placed.Name, placed.Spec.NodeName = "earlier", "a"
@@ -138,6 +146,25 @@ func TestWhy(t *testing.T) {
 				reply(w, http.StatusOK, s.Pods[0])
 			}
 		}, "worker", "pod worker is on node a\n", ""},
+		{"a pod that its node does not start", func(s *apiServer) {
+			onNode(s)
+			s.Pods[0].Status.Phase = corev1.PodPending
+			for _, one := range []struct{ kind, message string }{{corev1.EventTypeWarning, "no answer"},
+				{corev1.EventTypeNormal, "the container started"}} {
+				s.Warnings = append(s.Warnings, &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "ml"},
+					Type: one.kind, Reason: "FailedPrepareDynamicResources", Message: one.message,
+					InvolvedObject: corev1.ObjectReference{UID: "worker"}})
+			}
+		}, "worker", "pod worker is on node a; its newest warning: FailedPrepareDynamicResources: no answer\n", ""},
+		{"no right to read events", func(s *apiServer) {
+			onNode(s)
+			s.Pods[0].Status.Phase = corev1.PodPending
+			s.forbidden = []string{"/api/v1/namespaces/ml/events"}
+		}, "worker", "pod worker is on node a\n\nnote: events cannot be read, and may say more: events is " +
+			"forbidden", ""},
+		{"neither pod nor claim, and no right to read events", func(s *apiServer) {
+			s.forbidden = []string{"/api/v1/namespaces/ml/events"}
+		}, "missing", "", "there is no pod or resourceclaim missing in namespace ml"},
 		{"the pod changes all the time", func(s *apiServer) {
 			s.answers[worker] = func(w http.ResponseWriter, _ *http.Request) {
 				other := s.Pods[0].DeepCopy()
@@ -225,11 +252,13 @@ func TestFits(t *testing.T) {
 		{"a template of something else", "{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: pool}, " +
 			"spec: {template: {spec: {requirements: []}}}}", nil, "", "has no Pod, ResourceClaim,"},
 		{"two objects", anyClaim + "\n---\n" + bigPod, nil, "pod worker waits: ", "not everything fits"},
-		{"a list, as kubectl get prints it", "{apiVersion: v1, kind: List, items: [" + anyClaim + ", " + bigDeployment +
+		{"a list, as kubectl get prints it", "{apiVersion: v1, kind: List, items: [" + anyClaim + ", " +
+			"" + bigDeployment +
 			"]}", []string{"--profile", "dgx-h100"}, "pod serve fits now on 1 of 2 nodes\n", ""},
 		{"a mistake in a list", "{apiVersion: v1, kind: List, items: [" +
 			strings.Replace(anyClaim, "deviceClassName", "className", 1) + "]}", nil, "", `unknown field "className"`},
-		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a16-x4, a30-x2`},
+		{"an unknown " +
+			"profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a16-x4, a30-x2`},
 		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
 		{"a list in place of a text", strings.Replace(anyClaim, "deviceClassName: gpu.nvidia.com",
@@ -237,7 +266,8 @@ func TestFits(t *testing.T) {
 			nil, "", "spec.devices.requests.exactly.deviceClassName: want a text, not array"},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
 			`unknown field "className"`},
-		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: " +
+		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +
+			"spec: " +
 			"{devices: {requests: [{name: gpu}]}}}", nil, "",
 			"claim any: request gpu needs either exactly or firstAvailable"},
 		{"less than no device", strings.Replace(bigTemplate, "deviceClassName", "count: -3, deviceClassName", 1), nil,

@@ -85,6 +85,15 @@ func (r Reader) read(ctx context.Context, s *cluster.Snapshot, resource string) 
 		s.Templates, err = namespaced[*resourceapi.ResourceClaimTemplate](ctx, r, dra.ResourceClaimTemplates)
 	case cluster.Pods:
 		s.Pods, err = namespaced[*corev1.Pod](ctx, r, core.Pods)
+	case cluster.Events:
+		for _, namespace := range []string{r.Namespace, metav1.NamespaceDefault} { // that has those of nodes
+			more, failed := list[*corev1.Event](ctx, r, func(ctx context.Context, o metav1.ListOptions) (
+				*corev1.EventList, error) {
+				o.FieldSelector = "type=" + corev1.EventTypeWarning
+				return core.Events(namespace).List(ctx, o)
+			})
+			s.Warnings, err = append(s.Warnings, more...), cmp.Or(err, failed)
+		}
 	case cluster.Quotas:
 		s.Quotas, err = namespaced[*corev1.ResourceQuota](ctx, r, core.ResourceQuotas)
 	case cluster.GPUQuotas:

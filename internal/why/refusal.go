@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,7 +21,76 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// This file asks the node's own plan (package sharing) what the node would refuse.
+// This file says what the API server refuses, and what the node would refuse by its own plan, that of package sharing.
+
+// refusal is why the API server refuses a claim or a template of a manifest, or may do so.
+type refusal struct {
+	cause string // "": it may accept the object
+	note  string
+}
+
+// admins returns the namespaces of the claims and templates that ask for adminAccess, by the kind and the name of each.
+func (m *Manifest) admins() map[string]string {
+	all := map[string]string{}
+	add := func(key, namespace string, claim *resourceapi.ResourceClaim) {
+		if slices.ContainsFunc(subrequestsOf(claim), func(p subrequest) bool { return p.admin }) {
+			all[key] = namespace
+		}
+	}
+	for _, claim := range m.Claims {
+		add("claim "+claim.Namespace+"/"+claim.Name, claim.Namespace, claim)
+	}
+	for _, template := range m.Templates {
+		add("template "+template.Namespace+"/"+template.Name, template.Namespace, claimOf(template, template.Name))
+	}
+	return all
+}
+
+// AdminNamespaces returns the namespaces whose label decides about adminAccess in the manifest, sorted.
+func (m *Manifest) AdminNamespaces() []string {
+	return slices.Compact(slices.Sorted(maps.Values(m.admins())))
+}
+
+// refusals returns what the API server refuses, or may refuse, for want of the label for adminAccess. What exists has
+// passed.
+func (m *Manifest) refusals(s *cluster.Snapshot) map[string]refusal {
+	all := map[string]refusal{}
+	for key, namespace := range m.admins() {
+		needs := fmt.Sprintf("adminAccess needs the label %s=true of namespace %s",
+			resourceapi.DRAAdminNamespaceLabelKey, namespace)
+		of := m.Namespaces[namespace]
+		switch {
+		case of == nil:
+			all[key] = refusal{note: needs + ", which could not be read"}
+		case of.Labels[resourceapi.DRAAdminNamespaceLabelKey] != "true":
+			all[key] = refusal{cause: key + " is refused: " + needs}
+		}
+	}
+	for _, claim := range s.Claims {
+		delete(all, "claim "+claim.Namespace+"/"+claim.Name)
+	}
+	for _, template := range s.Templates {
+		delete(all, "template "+template.Namespace+"/"+template.Name)
+	}
+	return all
+}
+
+// refuse says why the API server refuses one of the objects, or may do so. Where it refuses one, nothing else matters.
+// The cause begins with that text.
+func (r *Answer) refuse(begins string, refusals map[string]refusal, keys ...string) {
+	for _, key := range keys {
+		of := refusals[key]
+		if of.note != "" {
+			r.Notes = append(r.Notes, of.note)
+		}
+		if of.cause != "" {
+			*r = Answer{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.UID,
+				ResourceVersion: r.ResourceVersion, Outcome: Waits, Cause: begins + of.cause,
+				Search: Search{Complete: true}}
+			return
+		}
+	}
+}
 
 // DryRunDevice returns a device of that kind for a plan of the node. Its name is its model, for messages. Devices with
 // different numbers are different ones.

@@ -36,7 +36,8 @@ func configured(c *resourceapi.ResourceClaim, sharing string) {
 func TestWhatTheNodeRefusesDoesNotFit(t *testing.T) {
 	host := corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/shared"}}
 	const limits = "a process has one set of limits and talks to one MPS daemon\nsmallest change: in Pod ns/p: "
-	const together = limits + "give each container one of these shares, by a claim of its own or by naming one request\n"
+	const together = limits + "give each container one of these shares, by a claim of its own or by naming one " +
+		"request\n"
 	for _, row := range []struct {
 		name string
 		pod  func(*testing.T, *Manifest) *corev1.Pod
@@ -117,7 +118,8 @@ func TestWhatTheNodeRefusesDoesNotFit(t *testing.T) {
 			if got := text(t, r); !strings.Contains(got, row.want) {
 				t.Errorf("got:\n%swant:\n%s", got, row.want)
 			}
-			if fits := strings.Contains(row.want, "fits now"); fits != (r.Outcome == Fits) || !fits && len(r.Places) > 0 {
+			fits := strings.Contains(row.want, "fits now")
+			if fits != (r.Outcome == Fits) || !fits && len(r.Places) > 0 {
 				t.Errorf("got the outcome %s with %d places", r.Outcome, len(r.Places))
 			}
 		})
