@@ -104,16 +104,10 @@ func (b *beside) isolatedBy(isolation gpu.Isolation) (n int) {
 	return n
 }
 
-// cores keeps a share of the multiprocessors from GPUs whose isolation limits memory only.
+// cores refuses a share of the multiprocessors if the isolation of all GPUs limits memory only.
 func (b *beside) cores(a *asked) {
-	n := b.isolatedBy(gpu.IsolationCgroup)
-	switch {
-	case a.Cores == 0 && a.TFLOPS == 0 || n == 0:
-	case n == len(b.Models):
+	if n := b.isolatedBy(gpu.IsolationCgroup); (a.Cores != 0 || a.TFLOPS != 0) && n > 0 && n == len(b.Models) {
 		b.errs = append(b.errs, field.Forbidden(a.path.Child("resources", "limits"), sharing.MemoryOnly))
-	default:
-		a.Selectors = append(a.Selectors, fmt.Sprintf("device.attributes['%s'].?isolation.orValue('') != 'cgroup'",
-			b.Driver))
 	}
 }
 

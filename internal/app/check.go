@@ -43,7 +43,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		report := check.Run(check.Target{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
 			CDIHook: o.cdiHook, PluginDir: dir, HooksDir: o.hooksDir, Writes: []string{dir, "/dev/shm"},
-			Host: host.Root(root), Kernel: kernel(), Cgroups: cgroups, Writable: host.Writable,
+			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
 		})
 		if err := print(cmd, report, asJSON); err != nil {
 			return err

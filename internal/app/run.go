@@ -29,9 +29,6 @@ import (
 // preloadDir has files that make containers load a hook library, below the plugin's directory.
 const preloadDir = "preload"
 
-// cgroups is where control groups are mounted.
-const cgroups = "/sys/fs/cgroup"
-
 // bootIDFile has a new content after each boot (proc(5)).
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
@@ -74,7 +71,7 @@ func run(ctx context.Context, o options, p Platform) error {
 		return err
 	}
 	machine.Timeout, machine.ContainersOnly = o.gpuTimeout, !o.virtualMachines
-	machine.CgroupV1 = host.CgroupVersion(cgroups) != 2
+	machine.CgroupV1 = host.CgroupVersion("/sys/fs/cgroup") != 2
 	gpus := nvml.New(machine.MachineConfig)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

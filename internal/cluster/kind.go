@@ -97,6 +97,16 @@ func (p policy) takes(asked map[resourceapi.QualifiedName]resource.Quantity) int
 	return want
 }
 
+// Consumes returns how much of each capacity a request takes of a device that can be shared.
+func (k *DeviceKind) Consumes(
+	asked map[resourceapi.QualifiedName]resource.Quantity) map[resourceapi.QualifiedName]resource.Quantity {
+	all := map[resourceapi.QualifiedName]resource.Quantity{}
+	for _, p := range k.policies {
+		all[p.name] = *resource.NewQuantity(p.takes(asked), resource.BinarySI)
+	}
+	return all
+}
+
 // shared reports whether several claims can hold a device of the kind.
 func (k *DeviceKind) shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
 

@@ -224,7 +224,15 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 			continue
 		}
 		claims = append(claims, claim)
-		text := c.problem(claim, waits)
+		text := ""
+		for _, d := range claim.Status.Allocation.Devices.Results {
+			if problem := cluster.Problem(claim, d.Driver, d.Pool, d.Device); problem != "" {
+				text = fmt.Sprintf("device %s: %s", d.Device, problem)
+			} else if waits && c.Unread[cluster.Slices] == nil && c.pools[cluster.PoolOfResult(d)] == nil {
+				text = fmt.Sprintf("driver %s publishes no devices of pool %s: its plugin does not run there", d.Driver,
+					d.Pool)
+			}
+		}
 		if event := c.warning(pod, claim.UID, "claim "+pod.Namespace+"/"+name+" "); waits && (ends || text == "") {
 			text = event
 		}
@@ -235,30 +243,17 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 	if text := c.warning(pod, pod.UID, ""); waits && text != "" && len(says) == 0 {
 		says = append(says, text)
 	}
-	if refusal := c.refusal(pod, claims); waits && !ends && refusal != nil {
-		r.refused(r.Cause+", which refuses it", refusal)
-		r.Outcome, says = Waits, nil
-	} else if waits && !ends && len(says) > 0 {
+	if waits && !ends && len(says) > 0 {
 		r.Outcome = Waits
+	}
+	if refusal := c.refusal(pod, claims); waits && !ends && refusal != nil {
+		says = nil // the same in other words
+		r.refused(r.Cause+", which refuses it", refusal)
 	}
 	r.Cause = strings.Join(slices.Concat([]string{r.Cause}, says, c.unused(pod), states), "; ")
 	if err := c.Unread[cluster.Events]; err != nil && waits {
 		r.Notes = append(r.Notes, fmt.Sprintf("events cannot be read, and may say more: %v", err))
 	}
-}
-
-// problem says what is wrong with a device of the claim; published: also that nobody publishes it. "": nothing.
-func (c *index) problem(claim *resourceapi.ResourceClaim, published bool) string {
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if text := cluster.Problem(claim, r.Driver, r.Pool, r.Device); text != "" {
-			return fmt.Sprintf("device %s: %s", r.Device, text)
-		}
-		if published && c.Unread[cluster.Slices] == nil && c.pools[cluster.PoolOfResult(r)] == nil {
-			return fmt.Sprintf("driver %s publishes no devices of pool %s: its plugin does not run there", r.Driver,
-				r.Pool)
-		}
-	}
-	return ""
 }
 
 // warning returns the newest warning about the object of that UID since the pod was created, or, with a prefix, about

@@ -182,18 +182,11 @@ func (c *index) device(r resourceapi.DeviceRequestAllocationResult) *resourceapi
 	return nil
 }
 
-// asRefusal returns the first refusal that does not depend on other claims, on what is there, or on UUIDs; nil: none.
+// asRefusal returns the refusal, unless it depends on other claims, on what is there, or on UUIDs; nil: none.
 func asRefusal(err error) *sharing.Refusal {
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of errors.Join
-		for _, one := range many.Unwrap() {
-			if r := asRefusal(one); r != nil {
-				return r
-			}
-		}
-	}
 	var r *sharing.Refusal
-	if errors.As(err, &r) && (errors.Is(err, sharing.ErrRefused) || errors.Is(err, sharing.ErrAdminOnly)) &&
-		!strings.Contains(r.Path, "PerDevice") {
+	if errors.As(err, &r) && !strings.Contains(r.Path, "PerDevice") &&
+		(errors.Is(r, sharing.ErrRefused) || errors.Is(r, sharing.ErrAdminOnly)) {
 		return r
 	}
 	return nil
@@ -222,7 +215,6 @@ func (c *index) checkNodes(r *Answer, w *workload, subject string) {
 		r.Notes = append(r.Notes, fmt.Sprintf("%s would not start on %d of these nodes, such as %s, because the node "+
 			"refuses it: %s", subject, len(nodes), nodes[0], first.Text()))
 	default:
-		r.Outcome, r.Places = Waits, nil
 		r.refused(subject+" would get devices and not start, because its node refuses it", first)
 	}
 }
@@ -230,6 +222,7 @@ func (c *index) checkNodes(r *Answer, w *workload, subject string) {
 // refused fills in the answer about a pod or claim that its node refuses.
 func (r *Answer) refused(subject string, why *sharing.Refusal) {
 	without := *why
+	r.Outcome, r.Places = Waits, nil
 	if without.Change = ""; why.Change != "" {
 		r.Change = []Change{{Kind: ChangePod, In: r.Kind + " " + r.Namespace + "/" + r.Name, Text: why.Change}}
 	}

@@ -32,8 +32,7 @@ type SharingMode struct {
 const MaxMPSClients = 48
 
 // EnforceableOn returns the mode with what the GPU can enforce: see Unenforceable. A GPU that would have shares is
-// exclusive then, so that a share is not silently without limits. Replicas, which somebody has asked for, are only
-// counted.
+// exclusive then, so that no share is silently without limits. Replicas, which somebody wants, are only counted.
 func (m SharingMode) EnforceableOn(d Device) SharingMode {
 	if m.Unenforceable(d) == "" {
 		return m

@@ -162,6 +162,14 @@ func (a alternative) matchesNothing() bool {
 	})
 }
 
+// asks returns the capacities that it asks for; nil: none.
+func (a alternative) asks() map[resourceapi.QualifiedName]resource.Quantity {
+	if a.Capacity == nil {
+		return nil
+	}
+	return a.Capacity.Requests
+}
+
 // inList reports whether there are other alternatives.
 func (a alternative) inList() bool { return a.Name != "" }
 
@@ -295,11 +303,8 @@ func (s shortage) String() string {
 
 // lacking returns the first requested capacity that the kind does not have enough of.
 func lacking(kind *cluster.DeviceKind, a *alternative) (less shortage, lacks bool) {
-	if a.Capacity == nil {
-		return shortage{}, false
-	}
-	for _, name := range slices.Sorted(maps.Keys(a.Capacity.Requests)) {
-		wanted := a.Capacity.Requests[name]
+	for _, name := range slices.Sorted(maps.Keys(a.asks())) {
+		wanted := a.asks()[name]
 		if most, ok := kind.Most(name); !ok || most.Cmp(wanted) < 0 {
 			return shortage{kind, name, ok, most}, true
 		}
@@ -309,16 +314,13 @@ func lacking(kind *cluster.DeviceKind, a *alternative) (less shortage, lacks boo
 
 // capacity validates the names and values of the requested capacities.
 func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
-	if a.Capacity == nil {
-		return true
-	}
 	known := sets.New[string]()
 	for _, capacity := range inventory.AllCapacities {
 		known.Insert(string(capacity.Name))
 	}
 	ok = true
-	for _, name := range slices.Sorted(maps.Keys(a.Capacity.Requests)) {
-		value := a.Capacity.Requests[name]
+	for _, name := range slices.Sorted(maps.Keys(a.asks())) {
+		value := a.asks()[name]
 		path := a.path.Child("capacity", "requests").Key(string(name))
 		domain, short, qualified := strings.Cut(string(name), "/")
 		switch {

@@ -264,6 +264,9 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			`requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 6Gi}}}}]`,
 			nil, []string{"spec.devices.requests: their devices have limits of their own"}},
 
+		{"no memory, of which the scheduler counts the least", shared,
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 0}}}}]`,
+			nil, []string{"0 bytes of memory is less than a program needs"}},
 		{"a limit of the multiprocessors for a share", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: "+
 			"{defaultActiveThreadPercentage: 10}}"), nil, nil},
 		{"limits of MPS for a share", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: "+

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -202,7 +201,7 @@ func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
 		}
 		if ptr.Deref(kind.Device.AllowMultipleAllocations, false) {
 			result.ShareID = ptr.To(types.UID(fmt.Sprint(len(n.gpus))))
-			result.ConsumedCapacity = consumed(a, kind)
+			result.ConsumedCapacity = kind.Consumes(a.asks())
 		}
 		devices.Results = append(devices.Results, result)
 	}
@@ -212,22 +211,6 @@ func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
 			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{a.name()},
 			DeviceConfiguration: config.DeviceConfiguration})
 	}
-}
-
-// consumed returns the capacity that the scheduler would count for the alternative.
-func consumed(a alternative, kind *cluster.DeviceKind) map[resourceapi.QualifiedName]resource.Quantity {
-	all := map[resourceapi.QualifiedName]resource.Quantity{}
-	for name, capacity := range kind.Device.Capacity {
-		if p := capacity.RequestPolicy; p != nil && p.Default != nil {
-			all[name] = *p.Default
-		}
-		if a.Capacity != nil {
-			if q, ok := a.Capacity.Requests[name]; ok {
-				all[name] = q
-			}
-		}
-	}
-	return all
 }
 
 // plan returns the node's plan. The error is the node's refusal of the alternative.
@@ -259,13 +242,8 @@ func errorsFor(a alternative, err error) error {
 			all = append(all, config.Err)
 		case errors.As(e, &refusal) && refusal.Request == a.name() &&
 			!errors.Is(e, sharing.ErrInUse) && !errors.Is(e, sharing.ErrGone):
-			all = append(all, refusalText{refusal})
+			all = append(all, errors.New(refusal.Text())) // the API server adds the object and the path
 		}
 	}
 	return errors.Join(all...)
 }
-
-// refusalText prints a refusal without its prefix: the API server adds the object and the path of the request.
-type refusalText struct{ *sharing.Refusal }
-
-func (o refusalText) Error() string { return o.Text() }

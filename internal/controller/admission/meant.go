@@ -56,11 +56,8 @@ func memoryText(q resource.Quantity) string {
 
 // coresAlone warns about a request for some of the cores that gets all of the memory, and so a whole GPU.
 func (c Checker) coresAlone(a alternative, v *Verdict) {
-	if a.Capacity == nil {
-		return
-	}
-	cores, asks := a.Capacity.Requests["cores"]
-	_, memory := a.Capacity.Requests["memory"]
+	cores, asks := a.asks()["cores"]
+	_, memory := a.asks()["memory"]
 	if !asks || memory || cores.Cmp(hundred) >= 0 {
 		return
 	}
@@ -268,7 +265,7 @@ func timesAtOnce(a alternative, k *cluster.DeviceKind) (int64, bool) {
 		return 1, true
 	}
 	times, bound := int64(0), false
-	for name, amount := range consumed(a, k) {
+	for name, amount := range k.Consumes(a.asks()) {
 		of := k.Device.Capacity[name].Value
 		if amount.Sign() <= 0 || amount.Value() <= 0 {
 			continue

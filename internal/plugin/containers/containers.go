@@ -33,15 +33,16 @@ func Using(
 			return nil, err
 		}
 		var found []sharing.Container
+		claims := client.ResourceV1().ResourceClaims(claim.Namespace)
 		for _, pod := range pods {
 			for _, used := range sharing.Users(pod, claim.Name) {
 				container := used.Container
 				for _, other := range used.Others {
-					devices, err := devicesOf(ctx, client, driver, pod.Namespace, other)
+					of, err := claims.Get(ctx, other.Claim, metav1.GetOptions{})
 					if err != nil {
-						return nil, err
+						return nil, fmt.Errorf("claim %s, which the same container uses: %w", other.Claim, err)
 					}
-					container.Others = append(container.Others, devices...)
+					container.Others = append(container.Others, other.Devices(of, driver)...)
 				}
 				found = append(found, container)
 			}
@@ -82,14 +83,4 @@ func reservedPods(ctx context.Context, client kubernetes.Interface, listed Liste
 		}
 	}
 	return pods, nil
-}
-
-// devicesOf returns the used devices of the driver in a claim, for people.
-func devicesOf(ctx context.Context, client kubernetes.Interface, driver, namespace string, u sharing.Use) ([]string,
-	error) {
-	claim, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, u.Claim, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("claim %s, which the same container uses: %w", u.Claim, err)
-	}
-	return u.Devices(claim, driver), nil
 }

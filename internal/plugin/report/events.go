@@ -9,8 +9,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -57,10 +59,10 @@ var Events = struct {
 	MPSSingleUser: event.Normal("MPSSingleUser", "ResourceClaim",
 		"NVIDIA's driver on the node is older than R555: its MPS daemon serves clients of one user ID at a time, and "+
 			"those of others wait"),
-	DeviceUnhealthy: event.Warning("DeviceUnhealthy", "ResourceClaim",
+	DeviceUnhealthy: event.Warning("DeviceUnhealthy", "ResourceClaim, Pod",
 		"a GPU or partition of the claim is sick; the text says what happened, since when, what follows and what a "+
 			"person can do"),
-	DeviceRecovered: event.Normal("DeviceRecovered", "ResourceClaim",
+	DeviceRecovered: event.Normal("DeviceRecovered", "ResourceClaim, Pod",
 		"what was wrong with a GPU or partition of the claim has ended; the text says why, and what is left"),
 	DeviceNotice: event.Normal("DeviceNotice", "ResourceClaim",
 		"a GPU of the claim reported something that does not make it sick, such as an error of a program on it"),
@@ -193,8 +195,27 @@ func (r *Reporter) Write(n Notice) {
 		return
 	}
 	r.claim(n.Event, n.Claim, "Monitor", "node %s: %s", r.ReporterConfig.Node, n.Text)
+	if n.Event == Events.DeviceUnhealthy || n.Event == Events.DeviceRecovered {
+		go r.tellPods(n)
+	}
 	if n.Conditions != nil {
 		r.Conditions(n.Claim, n.Conditions)
+	}
+}
+
+// tellPods writes the event about the pods of the claim: their owners may not know its name.
+func (r *Reporter) tellPods(n Notice) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	claim, err := r.Client.ResourceV1().ResourceClaims(n.Claim.Namespace).Get(ctx, n.Claim.Name, metav1.GetOptions{})
+	if err != nil || claim.UID != n.Claim.UID {
+		return // the event of the claim says it
+	}
+	for _, user := range claim.Status.ReservedFor {
+		if user.Resource == "pods" {
+			r.emit(n.Event, &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace,
+				Name: user.Name, UID: user.UID}, "Monitor", n.Text, "node "+r.ReporterConfig.Node+": "+n.Text)
+		}
 	}
 }
 

@@ -6,14 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -102,5 +108,47 @@ func TestTransitionTime(t *testing.T) {
 		if got.Equal(&long) != row.kept {
 			t.Errorf("%s: got time %s, before it was %s; want it kept: %t", row.name, got, long, row.kept)
 		}
+	}
+}
+
+// The owner of a pod learns from the pod that its GPU is sick. Other pods of the namespace are not told.
+func TestOwnersOfPodsAreTold(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "uid"}}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "pod"},
+		{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "group"}}
+	for _, row := range []struct {
+		name  string
+		event event.Kind
+		uid   types.UID
+		want  string
+	}{
+		{"a sick GPU", Events.DeviceUnhealthy, "uid", "ResourceClaim c uid\nPod p pod\n"},
+		{"it is healthy again", Events.DeviceRecovered, "uid", "ResourceClaim c uid\nPod p pod\n"},
+		{"a notice", Events.DeviceNotice, "uid", "ResourceClaim c uid\n"},
+		{"a later claim of the same name", Events.DeviceUnhealthy, "former", "ResourceClaim c former\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told := &recorded{}
+				r := NewReporterTo(told, ReporterConfig{Node: "n", Client: fake.NewClientset(claim)})
+				r.Write(Notice{Event: row.event, Text: "sick",
+					Claim: sharing.Claim{Namespace: "ns", Name: "c", UID: row.uid}})
+				synctest.Wait()
+				r.shutDown()
+				if got := told.text.String(); got != row.want {
+					t.Errorf("got:\n%swant:\n%s", got, row.want)
+				}
+			})
+		})
+	}
+}
+
+// recorded writes down what events are about.
+type recorded struct{ text strings.Builder }
+
+func (r *recorded) Eventf(about, _ runtime.Object, _, _, _, _ string, _ ...any) {
+	of, ok := about.(*corev1.ObjectReference)
+	if ok {
+		fmt.Fprintln(&r.text, of.Kind, of.Name, of.UID)
 	}
 }

@@ -30,12 +30,11 @@ type MachineConfig struct {
 	WriteSysfs func(file, text string) error
 	// Dev is where the host's device nodes are seen, for virtual machines. HostDev says that they are in the host's
 	// "/dev"; otherwise Dev is their directory there, too.
-	Dev     string
-	HostDev bool
-	Proc    string // where proc is mounted: "/proc" on a real machine
-	// CgroupV1 says that the machine has no cgroup v2.
-	CgroupV1 bool
+	Dev      string
+	HostDev  bool
+	Proc     string // where proc is mounted: "/proc" on a real machine
 	Driver   driverroot.Root
+	CgroupV1 bool // the machine has no cgroup v2
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
 	// EventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
