@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -70,6 +71,12 @@ const PreemptionTaint = "gpu.nvidia.com/preemption"
 // Keeps reports whether the taint keeps a device for somebody: it does not say that the device is sick.
 func Keeps(t resourceapi.DeviceTaint) bool {
 	return KeptFor(t) != "" || t.Key == PreemptionTaint && Prevents(t)
+}
+
+// OfDriver reports whether the taint has a key of this driver: the device does not work, or is kept for somebody.
+func OfDriver(t resourceapi.DeviceTaint) bool {
+	domain, _, _ := strings.Cut("."+t.Key, "/")
+	return strings.HasSuffix(domain, ".gpu.nvidia.com")
 }
 
 // Prevents reports whether the taint keeps new pods away.

@@ -371,12 +371,10 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 	for _, f := range candidates {
 		if f.ofClass() {
 			local, _ := remote.Local(f.slice.Spec.Driver)
-			for _, t := range f.taints {
-				// Nothing can be done with a device of a lost server, and others may not learn the value of the other.
-				if t.Key == remote.ServerLostTaint(local) || t.Key == cluster.PreemptionTaint {
-					continue
+			for _, t := range f.taints { // a toleration has no end, and evictions pass it by
+				if !cluster.OfDriver(t) && t.Key != remote.ServerLostTaint(local) {
+					found[cluster.TaintText(t)] = t
 				}
-				found[cluster.TaintText(t)] = t
 			}
 		}
 	}
@@ -386,21 +384,13 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 			Value: found[text].Value, Effect: found[text].Effect}
 		all = append(all, &change{kind: Tolerate, in: ps.w.origins[claim].object, request: name,
 			target: target{field: "taint", request: requestID{claim, number}, name: text}, levels: 1,
-			text: one("tolerate the taint " + text + " of the device" + onlyFor(found[text])),
+			text: one("tolerate the taint " + text + " of the device, if who set it agrees"),
 			apply: func(w *workload, _ int) {
 				p := subrequestsOf(w.claims[claim])[number]
 				*p.tolerate = append(*p.tolerate, with)
 			}})
 	}
 	return all
-}
-
-// onlyFor says who may tolerate the taint, if it keeps devices for somebody.
-func onlyFor(t resourceapi.DeviceTaint) string {
-	if team := cluster.KeptFor(t); team != "" {
-		return ", if this is for " + team
-	}
-	return ""
 }
 
 // classChanges offers other classes for one that does not exist, or that has no device.
@@ -478,7 +468,7 @@ func (ps *proposals) podChanges() []*change {
 	taints, scarce := map[string]corev1.Taint{}, map[corev1.ResourceName][]resource.Quantity{}
 	for _, s := range ps.groups {
 		for _, t := range taintsOf(s.node) {
-			if !tolerated(pod, t) {
+			if !tolerated(pod, t) && !ofCluster(t) {
 				taints[t.ToString()] = t
 			}
 		}

@@ -450,7 +450,7 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 	}
 	f.taints = untolerated(f.device.Taints, *p.tolerate)
 	for _, t := range f.taints {
-		f.lose(LostTaint, taintDetail(t))
+		f.lose(LostTaint, q.taintDetail(t))
 	}
 	if len(f.reasons) > 0 {
 		return
@@ -463,9 +463,9 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 }
 
 // taintDetail returns the taint for people. The value of the one of a preemption is left out: whoever knows it can take
-// the devices, which are kept for a pod of perhaps another namespace.
-func taintDetail(t resourceapi.DeviceTaint) string {
-	if t.Key == cluster.PreemptionTaint {
+// the devices, which are kept for a pod of perhaps another namespace. So is that of a reservation where others read it.
+func (c *index) taintDetail(t resourceapi.DeviceTaint) string {
+	if t.Key == cluster.PreemptionTaint || t.Key == cluster.ReservedTaint && c.HideOthers {
 		return t.Key
 	}
 	return cluster.TaintText(t)

@@ -3,6 +3,7 @@
 package why
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -96,14 +97,18 @@ func (r *Answer) kind() string { return strings.ToLower(strings.TrimPrefix(r.Kin
 
 // noChange says that nothing was found.
 func (r *Answer) noChange() string {
-	held := len(r.Requests) > 0 && !slices.ContainsFunc(r.Requests, func(q RequestLosses) bool {
-		return q.Left > 0 || !slices.ContainsFunc(q.Losses, func(l Loss) bool { return l.Kind == LostHeld })
-	})
+	lost := func(kind LossKind) bool {
+		return !slices.ContainsFunc(r.Requests, func(q RequestLosses) bool {
+			return q.Left > 0 || !slices.ContainsFunc(q.Losses, func(l Loss) bool { return l.Kind == kind })
+		})
+	}
 	switch {
 	case !r.Search.Complete:
 		return "no change was found that helps"
-	case held:
+	case lost(LostHeld):
 		return "no change of this " + r.kind() + " helps: all devices that it could get are held"
+	case lost(LostTaint):
+		return "no change of this " + r.kind() + " helps: it waits until the taints have gone"
 	}
 	return "no change of this " + r.kind() + " helps, and no end of other claims"
 }
@@ -207,12 +212,12 @@ func taintText(devices int, taint string) string {
 
 // keptFor returns who the taint keeps devices for; empty: it does not do that.
 func keptFor(taint string) string {
-	value, ok := strings.CutPrefix(taint, cluster.ReservedTaint+"=")
+	value, ok := strings.CutPrefix(taint, cluster.ReservedTaint)
 	if !ok {
 		return ""
 	}
-	team, _, _ := strings.Cut(value, ":")
-	return team
+	team, _, _ := strings.Cut(strings.TrimPrefix(value, "="), ":")
+	return cmp.Or(team, "others")
 }
 
 func (r *Answer) holders(b *lines) {

@@ -18,7 +18,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -193,6 +195,30 @@ func TestPreemptionTaint(t *testing.T) {
 	}
 }
 
+// Whoever tolerates a taint of the driver gets a GPU that does not work, or one of others.
+func TestAdviceNeverToleratesTaintsOfTheDriver(t *testing.T) {
+	taints := []resourceapi.DeviceTaint{DefragTaint, {Key: cluster.ReservedTaint, Value: "vision"},
+		{Key: cluster.PreemptionTaint}, {Key: remote.ServerLostTaint(driver)}}
+	for _, own := range inventory.AllTaints {
+		taints = append(taints, resourceapi.DeviceTaint{Key: own.Key, Value: "79"})
+	}
+	for _, taint := range taints {
+		taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+		s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+		for i := range s.Slices[0].Spec.Devices {
+			s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{taint}
+		}
+		s.Claims = append(s.Claims, claim(t, "c", gpus("")))
+		r, err := NewExplainer(s, Options{HideOthers: true}).Claim(t.Context(), "ns", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := text(t, r); strings.Contains(all, "tolerate") || strings.Contains(all, "vision") {
+			t.Errorf("%s: got\n%s\nwant no toleration and no team", taint.Key, all)
+		}
+	}
+}
+
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
@@ -256,7 +282,17 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 			return s
 		}, `
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
-smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
+no change of this pod helps: it waits until the taints have gone`},
+		{"a taint of an administrator", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			for i := range s.Slices[0].Spec.Devices {
+				s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "example.com/maintenance",
+					Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+			return s
+		}, `
+pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint example.com/maintenance:NoSchedule
+smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint example.com/maintenance:NoSchedule of the device, if who set it agrees`},
 		{"GPUs that are kept for somebody else", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			for i := range s.Slices[0].Spec.Devices {
@@ -266,7 +302,7 @@ smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvid
 			return s
 		}, `
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com is kept for vision by kubectl gpu reserve (the taint gpu.nvidia.com/reserved=vision:NoSchedule)
-smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/reserved=vision:NoSchedule of the device, if this is for vision`},
+no change of this pod helps: it waits until the taints have gone`},
 		{"a GPU that is kept for a preemption, and a sick one", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			setTaint(s, "gpu-3b-00-0")
@@ -274,7 +310,7 @@ smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvid
 			return s
 		}, `
 pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com is left: 1 is kept for a pod that preempted others (the taint gpu.nvidia.com/preemption), 1 has the taint gpu.nvidia.com/xid=79:NoSchedule
-smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
+no change of this pod helps: it waits until the taints have gone`},
 		{"a constraint", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
 				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")
@@ -415,7 +451,14 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
-smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
+no change of this pod helps, and no end of other claims`},
+		{"a taint of the node that an administrator has set", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}}
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: the taint nvidia.com/gpu:NoSchedule
+smallest change: in Pod ns/p: tolerate the taint nvidia.com/gpu:NoSchedule of the node`},
 		{"more processors than the node has left", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("50")}
@@ -607,7 +650,7 @@ smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices i
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
-smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
+no change of this pod helps, and no end of other claims`},
 		{"an init container uses the devices of a later container", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "1", "2", t4)
 		}, `
@@ -632,7 +675,7 @@ smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device in
 			return s
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
-no change of this pod helps, and no end of other claims`},
+no change of this pod helps: it waits until the taints have gone`},
 		{"an extended resource is no share", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),

@@ -266,6 +266,13 @@ func taintsOf(node *corev1.Node) []corev1.Taint {
 	return all
 }
 
+// ofCluster reports whether Kubernetes or an autoscaler has set the taint: the node is cordoned, broken or ends.
+func ofCluster(t corev1.Taint) bool {
+	domain, _, _ := strings.Cut(t.Key, "/")
+	return strings.HasSuffix(domain, "kubernetes.io") || strings.HasSuffix(domain, "karpenter.sh") ||
+		strings.HasSuffix(t.Key, "ClusterAutoscaler")
+}
+
 // tolerated reports whether the pod tolerates the taint.
 func tolerated(pod *corev1.Pod, taint corev1.Taint) bool {
 	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, &taint, false)
