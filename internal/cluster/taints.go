@@ -87,6 +87,11 @@ func Evicts(t resourceapi.DeviceTaint) bool {
 	return t.Effect == resourceapi.DeviceTaintEffectNoExecute
 }
 
+// NoEffect says what a toleration without an effect is worth: Kubernetes' scheduler takes it for every effect, and its
+// eviction for none (up to 1.37.2 at least).
+const NoEffect = "without an effect, a pod gets a device with a NoExecute taint and is evicted at once, again and " +
+	"again: write effect: NoExecute, and another toleration with effect: NoSchedule where that is meant, too"
+
 // TaintText returns the taint as kubectl writes taints of nodes.
 func TaintText(t resourceapi.DeviceTaint) string {
 	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}

@@ -621,6 +621,14 @@ func (c *index) notes(w *workload) []string {
 				c.Unread[resource]))
 		}
 	}
+	for i, claim := range w.claims {
+		for _, p := range subrequestsOf(claim) {
+			if slices.ContainsFunc(*p.tolerate, func(t resourceapi.DeviceToleration) bool { return t.Effect == "" }) {
+				all = append(all, fmt.Sprintf("a toleration of %s, request %s: %s", w.origins[i].label, p.name,
+					cluster.NoEffect))
+			}
+		}
+	}
 	if w.pod == nil {
 		return all
 	}

@@ -1511,6 +1511,19 @@ func TestNotesOfPod(t *testing.T) {
 	}
 }
 
+// Kubernetes' scheduler takes a toleration without an effect for every effect, and its eviction for none.
+func TestNoteOfTolerationWithoutEffect(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+	for tolerations, want := range map[string]string{"[{operator: Exists}]": "a toleration of claim c, request gpu: " +
+		cluster.NoEffect, "[{operator: Exists, effect: NoExecute}]": ""} {
+		r := Fit(t.Context(), s, Manifest{Claims: []*resourceapi.ResourceClaim{claim(t, "c",
+			gpus(", tolerations: "+tolerations))}})[0]
+		if got := strings.Join(r.Notes, "; "); got != want {
+			t.Errorf("%s: got the notes %q, want %q", tolerations, got, want)
+		}
+	}
+}
+
 // What could not be read and may change the answer is noted.
 func TestNotesOfUnread(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})

@@ -200,6 +200,11 @@ func alternativesOf(r resourceapi.DeviceRequest, path *field.Path) []alternative
 // checkAlternative validates one alternative by itself, and sets the kinds of devices that match it.
 func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdict) {
 	known := c.capacity(a, v)
+	for i, t := range a.Tolerations {
+		if t.Effect == "" {
+			v.warn("%s: %s", a.path.Child("tolerations").Index(i), cluster.NoEffect)
+		}
+	}
 	failures := selectorErrors{}
 	var best shortage
 	var ofClass []*cluster.DeviceKind

@@ -69,6 +69,10 @@ func TestClaim(t *testing.T) {
 		{"a GPU in an empty cluster", nothing, one + config("sharing: {strategy: MPS, mpsConfig: "+
 			"{defaultPinnedDeviceMemoryLimit: 1Ti}}"), nil, nil},
 		{"a share", shared, fraction, nil, nil},
+		{"a toleration without an effect", shared, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` +
+			`tolerations: [{operator: Exists, effect: NoExecute}, {operator: Exists}]}}]`, nil,
+			[]string{"spec.devices.requests[0].exactly.tolerations[1]: without an effect, a pod gets a device with a " +
+				"NoExecute taint and is evicted at once, again and again: write effect: NoExecute"}},
 		{"a field that does not exist", shared, one + config("sharign: {}"),
 			[]string{"spec.devices.config[0].opaque.parameters.sharign: Forbidden: unknown field"}, nil},
 		{"several mistakes in one configuration", shared, one + config("sharing: {strategy: TimeSlicing, mpsConfig: "+

@@ -96,7 +96,7 @@ func TestDroppedFieldsAreAWarning(t *testing.T) {
 	handler := Validator{Checker: Checker{View: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})}}
 	const gpu = `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com`
 	const listed = `{annotations: {gpu.nvidia.com/optional-fields: "gpu.capacity,gpu.tolerations"}}`
-	const tolerates = `, tolerations: [{key: a, operator: Exists}]`
+	const tolerates = `, tolerations: [{key: a, operator: Exists, effect: NoExecute}]`
 	capacity := `the API server has dropped "capacity" of the request "gpu" when the claim or its template ` +
 		`was created, because its feature gate DRAConsumableCapacity was off: the request is for whole devices of any size`
 	tolerations := `the API server has dropped "tolerations" of the request "gpu" when the claim or its template ` +

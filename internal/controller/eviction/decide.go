@@ -98,14 +98,14 @@ func taintsOf(r resourceapi.DeviceRequestAllocationResult, published []*resource
 }
 
 // toleratedFor returns how long the taint is tolerated: as long as by the shortest of the tolerations that say so.
-// forever means that one of them has no end. Only tolerations of the effect NoExecute can have an end.
+// forever means that one of them has no end. As for Kubernetes' eviction, only tolerations of the effect NoExecute count.
 func toleratedFor(all []resourceapi.DeviceToleration, t resourceapi.DeviceTaint) (least time.Duration, forever bool) {
 	seconds := int64(math.MaxInt64)
 	for _, toleration := range all {
-		if !resourceclaim.ToleratesTaint(toleration, t) {
+		if toleration.Effect != t.Effect || !resourceclaim.ToleratesTaint(toleration, t) {
 			continue
 		}
-		if toleration.TolerationSeconds == nil || toleration.Effect == "" {
+		if toleration.TolerationSeconds == nil {
 			return 0, true
 		}
 		seconds = min(seconds, max(0, *toleration.TolerationSeconds))

@@ -100,13 +100,13 @@ func TestDecide(t *testing.T) {
 			nil, "0s " + xid},
 		{"tolerated for a thousand years", tolerates(exists(ptr.To(int64(1000 * 365 * 24 * 3600)))),
 			published{slice(1, noExecute("xid"))}, nil, ""},
-		{"toleration of every effect has no end", tolerates(resourceapi.DeviceToleration{
-			Operator: resourceapi.DeviceTolerationOpExists, TolerationSeconds: ptr.To(int64(1))}),
-			published{slice(1, noExecute("xid"))}, nil, ""},
-		{"another taint is tolerated", tolerates(resourceapi.DeviceToleration{Key: "other",
+		{"toleration without an effect does not count, as for Kubernetes", tolerates(resourceapi.DeviceToleration{
 			Operator: resourceapi.DeviceTolerationOpExists}), published{slice(1, noExecute("xid"))}, nil, "0s " + xid},
+		{"another taint is tolerated", tolerates(resourceapi.DeviceToleration{Key: "other",
+			Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoExecute}),
+			published{slice(1, noExecute("xid"))}, nil, "0s " + xid},
 		{"one of two taints is tolerated", tolerates(resourceapi.DeviceToleration{Key: "xid",
-			Operator: resourceapi.DeviceTolerationOpExists}),
+			Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoExecute}),
 			published{slice(1, noExecute("xid"), noExecute("ecc"))}, nil,
 			"0s node-1/gpu-0 has the taint ecc:NoExecute"},
 		{"a claim of the pod's spec is for Kubernetes", func(c *resourceapi.ResourceClaim) { c.Annotations = nil },

@@ -158,7 +158,7 @@ func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 		text = "Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims " +
 			"avoid it"
 	case rule.Effect == health.EffectNoExecute:
-		text = "Its pods are evicted unless they tolerate the taint, and new claims avoid it (NoExecute)"
+		text = "Its pods are evicted unless they tolerate the taint by effect: NoExecute, and new claims avoid it"
 	}
 	return text + ", until " + c.EndsWhen(rule) + "."
 }
