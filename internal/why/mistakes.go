@@ -213,6 +213,10 @@ func (ps *proposals) otherClasses(name string) []string {
 func (e *explanation) missingResource(name corev1.ResourceName) string {
 	text := fmt.Sprintf("no node offers %s", name)
 	offered := e.offeredResources()
+	if class := e.ofClass(name); class != nil && slices.Contains(offered, string(name)) {
+		return fmt.Sprintf("%s: of the classes with this extendedResourceName the newest counts, %s, and no device is "+
+			"of it", text, class.Name)
+	}
 	if nearest.Profile(string(name)) {
 		if near := nearest.Profiles(string(name), offered); len(near) > 0 {
 			return fmt.Sprintf("%s; the nearest that is offered is %s", text, near[0])

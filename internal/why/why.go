@@ -199,10 +199,30 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 	if reserved || len(devices) > 0 && r.Outcome == Fits {
 		r.waitsFor(devices, subject, "claim "+devices[0].Claim)
 	}
+	if said := unscheduled(pod); said != "" && r.Outcome == Fits {
+		r.Cause += "; but when the scheduler last tried, it said: " + said
+		for _, name := range slices.Sorted(maps.Keys(requestsOf(pod))) {
+			if class := c.ofClass(name); class != nil && strings.Contains(said, "Insufficient "+string(name)) {
+				r.Notes = append(r.Notes, fmt.Sprintf("if that stays so, the scheduler has forgotten class %s, as it "+
+					"does when another class of the same extendedResourceName was deleted: kubectl annotate "+
+					"deviceclass %s changed=\"$(date)\" --overwrite, and create the pod again", class.Name, class.Name))
+			}
+		}
+	}
 	if unused := c.unused(pod); len(unused) > 0 && r.Outcome != Undecided {
 		r.Cause += "; besides, " + strings.Join(unused, "; ")
 	}
 	return r
+}
+
+// unscheduled returns what the scheduler says of a pod that it has not placed, or "".
+func unscheduled(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return c.Message
+		}
+	}
+	return ""
 }
 
 // lackError means that there is no answer without a resource that could not be read.

@@ -615,6 +615,33 @@ no change of this pod helps, and no end of other claims`},
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: it wants 3 devices of one node, and no node has more than 2 for it
 smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
+		{"an extended resource of two classes, of which the newer one has no device", func(
+			t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", t4)
+			s.Classes = append(s.Classes, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "team-b300",
+				CreationTimestamp: since}, Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: ptr.To("nvidia.com/gpu"),
+				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}}})
+			return s
+		}, `
+pod p waits: no node offers nvidia.com/gpu: of the classes with this extendedResourceName the newest counts, team-b300, and no device is of it
+no change of this pod helps, and no end of other claims`},
+		{"an extended resource whose class the scheduler has forgotten", func(t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", t4)
+			s.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+				Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."}}
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes; but when the scheduler last tried, it said: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.
+  a: container-0-request-0 gets gpu-3b-00-0
+
+note: if that stays so, the scheduler has forgotten class gpu.nvidia.com, as it does when another class of the same extendedResourceName was deleted: kubectl annotate deviceclass gpu.nvidia.com changed="$(date)" --overwrite, and create the pod again`},
+		{"a pod that fits, and whose volume does not exist", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+				Status: corev1.ConditionFalse, Message: "persistentvolumeclaim \"data\" not found"}}
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes; but when the scheduler last tried, it said: persistentvolumeclaim "data" not found`},
 		{"an extended resource that a device plugin of another node offers", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3", t4)
 			offer(s, "plugin", "2")

@@ -91,9 +91,15 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 	return v
 }
 
-// DeviceClass validates the spec of a class.
-func (c Checker) DeviceClass(ctx context.Context, spec *resourceapi.DeviceClassSpec, root *field.Path) Verdict {
+// DeviceClass validates the spec of the class of that name.
+func (c Checker) DeviceClass(ctx context.Context, name string, spec *resourceapi.DeviceClassSpec,
+	root *field.Path) Verdict {
 	var v Verdict
+	resource := ptr.Deref(spec.ExtendedResourceName, "")
+	if other, ok := c.View.ExtendedClass(resource); ok && resource != "" && other != name {
+		v.warn("%s: class %s has %s, too: the newest of them counts, and once it is deleted the scheduler finds none "+
+			"until another is changed", root.Child("extendedResourceName"), other, resource)
+	}
 	for i, config := range spec.Config {
 		c.config(config.DeviceConfiguration, root.Child("config").Index(i), &v)
 	}

@@ -486,13 +486,16 @@ func TestDeviceClass(t *testing.T) {
 			"spec.selectors[0].cel.expression: no device has the attribute gpuModel; there are addressingMode"},
 		{"for GPUs that are not there", `{selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B200'"}}]}`,
 			"", ""},
+		{"with the extended resource of the chart's", `{extendedResourceName: nvidia.com/gpu, selectors: [{cel: ` +
+			`{expression: "device.driver == 'gpu.nvidia.com'"}}]}`, "", "spec.extendedResourceName: class " +
+			"gpu.nvidia.com has nvidia.com/gpu, too: the newest of them counts"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var spec resourceapi.DeviceClassSpec
 			if err := yaml.UnmarshalStrict([]byte(tc.spec), &spec); err != nil {
 				t.Fatal(err)
 			}
-			got := admission.Checker{View: clustertest.New(t, shared...)}.DeviceClass(t.Context(), &spec,
+			got := admission.Checker{View: clustertest.New(t, shared...)}.DeviceClass(t.Context(), "own", &spec,
 				field.NewPath("spec"))
 			var problems, refused, warned []string
 			for _, p := range got.Problems {

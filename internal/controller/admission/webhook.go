@@ -72,7 +72,7 @@ func (v Validator) judge(ctx context.Context, req webhook.Request) (Verdict, err
 		if err := json.Unmarshal(req.Object.Raw, &class); err != nil {
 			return Verdict{}, err
 		}
-		return v.Checker.DeviceClass(ctx, &class.Spec, field.NewPath("spec")), nil
+		return v.Checker.DeviceClass(ctx, class.Name, &class.Spec, field.NewPath("spec")), nil
 	}
 	return Verdict{}, fmt.Errorf("a webhook configuration sends what this webhook is not for")
 }
