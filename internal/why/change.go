@@ -103,7 +103,10 @@ func (ps *proposals) claimChanges(claim int) []*change {
 	var all []*change
 	for i := range subrequestsOf(ps.w.claims[claim]) {
 		of := ps.candidates[requestID{claim, i}]
-		all = slices.Concat(all, ps.corrections(claim, i, of), ps.clauseChanges(claim, i, of),
+		corrections := ps.corrections(claim, i, of)
+		all = slices.Concat(all, corrections, slices.DeleteFunc(ps.clauseChanges(claim, i, of), func(c *change) bool {
+			return slices.ContainsFunc(corrections, func(right *change) bool { return right.target == c.target })
+		}),
 			ps.capacityChanges(claim, i, of), ps.countChanges(claim, i, of), ps.tolerations(claim, i, of),
 			ps.classChanges(claim, i, of))
 	}

@@ -27,8 +27,8 @@ type found struct {
 	*mistake
 }
 
-// mistakes returns the clauses of the subrequest that no device of its class meets and that have a mistake: a name, or
-// a value outside of a list. A list may well have an alternative for devices that are not there.
+// mistakes returns the clauses of the subrequest that no device of its class meets and that have a mistake: one
+// that is sure, or a value outside of a list. A list may well have an alternative for devices that are not there.
 func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 	var all []found
 	var words *Vocabulary
@@ -45,7 +45,7 @@ func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 			if words == nil {
 				words = vocabularyOf(candidates)
 			}
-			if m := words.mistake(c); m != nil && (m.name || m.value && p.sub < 0) {
+			if m := words.mistake(c); m != nil && (m.sure || m.value && p.sub < 0) {
 				all = append(all, found{ref, n, m})
 			}
 		}
@@ -96,7 +96,7 @@ func (e *explanation) mistakeCause(problem error) string {
 			if len(texts) > 0 {
 				text := fmt.Sprintf("request %s of %s: %s", p.name, e.w.origins[i].label, strings.Join(texts, "; "))
 				if problem != nil && !errors.Is(problem, errLimit) {
-					text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"
+					text += " (the selector fails on devices of the class, and then the scheduler gives up on the pod)"
 				}
 				return text
 			}
@@ -110,6 +110,15 @@ func (ps *proposals) corrections(claim, number int, candidates []candidate) []*c
 	p := subrequestsOf(ps.w.claims[claim])[number]
 	var all []*change
 	for _, m := range ps.mistakes(claim, number, candidates) {
+		if ps.classes[m.class] != nil {
+			all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.name,
+				target: m.ref.clause(m.clause), levels: 1,
+				text: one(fmt.Sprintf("use the class %s, without %s", m.class, ps.w.clauses[m.ref][m.clause].text)),
+				apply: func(w *workload, _ int) {
+					*subrequestsOf(w.claims[claim])[number].class = m.class
+					w.setClause(m.ref, m.clause, "")
+				}})
+		}
 		if len(m.fixes) == 0 {
 			continue
 		}

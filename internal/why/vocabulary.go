@@ -5,12 +5,14 @@ package why
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/blang/semver/v4"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
@@ -130,8 +132,9 @@ type Explained int
 const (
 	// Everything is each clause.
 	Everything Explained = iota
-	// OnlyNames are attributes and capacities that no device has.
-	OnlyNames
+	// OnlyMistakes are names that no device has, constants of another type, and parts of a value that devices have.
+	// Any other value may be that of devices that are not there.
+	OnlyMistakes
 )
 
 // Unmet explains the clauses of a selector that no device meets: a name that no device has, a value that none has, or
@@ -148,7 +151,7 @@ func (v *Vocabulary) Unmet(expression string, of Explained, meets func(expressio
 			continue
 		}
 		m := v.mistake(c)
-		if of == OnlyNames && (m == nil || !m.name) {
+		if of == OnlyMistakes && (m == nil || !m.sure) {
 			continue
 		}
 		if m == nil {
@@ -178,9 +181,10 @@ func (v *Vocabulary) Attribute(name resourceapi.FullyQualifiedName) string {
 // mistake is what is wrong with a clause that no device meets.
 type mistake struct {
 	text         string
-	name, value  bool     // no device has it
+	sure, value  bool     // devices that are not there do not meet it either; no device has the value
 	wrong, right path     // if another name was likely meant
 	fixes        []string // clauses that were likely meant, the likeliest first
+	class        string   // that was likely meant in place of the clause
 }
 
 // mistake returns the mistake in a clause that no device meets, or nil if it has none.
@@ -192,6 +196,9 @@ func (v *Vocabulary) mistake(c clause) *mistake {
 			}
 			return m
 		}
+	}
+	if m := v.wrongType(c); m != nil {
+		return m
 	}
 	if c.equal != nil {
 		return v.unknownValue(c)
@@ -217,7 +224,7 @@ func (v *Vocabulary) unknown(p path) *mistake {
 		return nil
 	}
 	kind := map[string]string{attributesField: "attribute", capacityField: "capacity"}
-	m := &mistake{text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), name: true, wrong: p}
+	m := &mistake{text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), sure: true, wrong: p}
 	other := path{map[string]string{attributesField: capacityField, capacityField: attributesField}[p.field], p.domain,
 		p.id}
 	ids, domains := v.near(p)
@@ -286,6 +293,69 @@ func (v *Vocabulary) near(p path) (ids map[string]string, domains []string) {
 	return ids, domains
 }
 
+// comparing matches a clause that compares a value with a constant, or is only a value, as CEL prints it.
+var (
+	comparing = regexp.MustCompile(`^(device\.\w+\["[^"]+"\](?:\.\w+|\["\w+"\]))` +
+		`(?:\.compareTo\((.+)\) ([=!<>]=?) 0|\.is(Greater|Less)Than\((.+)\)| ([=!<>]=?) (.+))?$`)
+	comparedWith = regexp.MustCompile(`^(?:(semver|quantity)\()?(?:"([^"]*)"|(-?[0-9.]+))\)?$`)
+)
+
+// forms are clauses that compare a value of each type.
+var forms = map[string]string{"text": "%s %s %q", "number": "%s %s %s", "version": "%s.compareTo(semver(%[3]q)) %[2]s 0",
+	"quantity": "%s.compareTo(quantity(%[3]q)) %[2]s 0"}
+
+// wrongType returns the mistake if the clause compares a value with a constant of another type, or a text with nothing.
+func (v *Vocabulary) wrongType(c clause) *mistake {
+	parts := comparing.FindStringSubmatch(c.text)
+	if parts == nil || len(c.paths) != 1 {
+		return nil
+	}
+	p, subject, with := c.paths[0], parts[1], comparedWith.FindStringSubmatch(parts[2]+parts[5]+parts[7])
+	operator := parts[3] + parts[6] + map[string]string{"Greater": ">", "Less": "<"}[parts[4]]
+	texts, isText := v.texts[p]
+	some, isNumber := v.most[p]
+	switch {
+	case operator == "" && isText:
+		m := &mistake{sure: true, text: p.id + " is a text: compare it"}
+		for _, text := range slices.Sorted(slices.Values(texts))[:min(len(texts), nearTexts)] {
+			m.fixes = append(m.fixes, fmt.Sprintf(forms["text"], subject, "==", text))
+		}
+		return m
+	case with == nil || !isText && !isNumber:
+		return nil
+	}
+	constant, got, kind, err := with[2]+with[3], strings.Replace(with[1], "semver", "version", 1), "text", error(nil)
+	if got == "" {
+		got = map[bool]string{true: "number", false: "text"}[with[3] != ""]
+	}
+	what := p.id + " is a "
+	switch {
+	case isText:
+	case some.version != nil:
+		version, wrong := semver.Parse(constant)
+		if kind = "version"; wrong != nil && got == kind {
+			what, got = constant+" is no ", ""
+		}
+		if version, err = semver.ParseTolerant(constant); err == nil {
+			constant = version.String()
+		}
+	case some.quantity != nil:
+		kind = "quantity"
+		_, err = resource.ParseQuantity(constant)
+	default:
+		kind = "number"
+		_, err = strconv.ParseInt(constant, 10, 64)
+	}
+	right := fmt.Sprintf(forms[kind], subject, operator, constant)
+	switch {
+	case got == kind:
+		return nil
+	case err != nil:
+		return &mistake{sure: true, text: fmt.Sprintf("%s is a %s, and %q is none", p.id, kind, constant)}
+	}
+	return &mistake{sure: true, text: what + kind + ": write " + right, fixes: []string{right}}
+}
+
 // unknownValue returns the mistake if no device has the text that the clause wants.
 func (v *Vocabulary) unknownValue(c clause) *mistake {
 	p := c.equal.path
@@ -296,6 +366,10 @@ func (v *Vocabulary) unknownValue(c clause) *mistake {
 		return nil
 	}
 	value := c.equal.values[0]
+	if nearest.Profile(value) && slices.Equal(texts, []string{""}) {
+		class := "mig-" + value + "." + strings.TrimPrefix(p.domain, "gpu.")
+		return &mistake{text: fmt.Sprintf("%s is of partitions: use the class %s", p.id, class), sure: true, class: class}
+	}
 	m := &mistake{text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value)),
 		value: true}
 	if len(c.equal.values) > 1 {
@@ -304,6 +378,7 @@ func (v *Vocabulary) unknownValue(c clause) *mistake {
 	}
 	near := nearest.Names(value, texts, nearTexts)
 	for _, right := range near {
+		m.sure = m.sure || strings.Contains(strings.ToLower(right), strings.ToLower(value))
 		m.fixes = append(m.fixes, strings.Replace(c.text, strconv.Quote(value), strconv.Quote(right), 1))
 	}
 	switch {

@@ -195,6 +195,60 @@ func TestPreemptionTaint(t *testing.T) {
 	}
 }
 
+// A constant of another type is told with the right form, and the clause is never advised to be removed.
+func TestWrongTypes(t *testing.T) {
+	const of, memory = "device.attributes['gpu.nvidia.com'].", "device.capacity['gpu.nvidia.com'].memory"
+	const attribute, capacity = `device.attributes["gpu.nvidia.com"].`, `device.capacity["gpu.nvidia.com"].memory`
+	for _, row := range []struct{ expression, want, fix string }{
+		{of + "cudaComputeCapability >= '7.0'", "cudaComputeCapability is a version: write ",
+			attribute + `cudaComputeCapability.compareTo(semver("7.0.0")) >= 0`},
+		{of + "cudaComputeCapability >= 7.5", "cudaComputeCapability is a version: write ",
+			attribute + `cudaComputeCapability.compareTo(semver("7.5.0")) >= 0`},
+		{of + "cudaComputeCapability.compareTo(semver('7.0')) >= 0", "7.0 is no version: write ",
+			attribute + `cudaComputeCapability.compareTo(semver("7.0.0")) >= 0`},
+		{of + "driverVersion.isGreaterThan(semver('470.65.06'))", "470.65.06 is no version: write ",
+			attribute + `driverVersion.compareTo(semver("470.65.6")) > 0`},
+		{of + "multiprocessors >= '10'", "multiprocessors is a number: write ", attribute + "multiprocessors >= 10"},
+		{of + "multiprocessors >= 'many'", `multiprocessors is a number, and "many" is none`, ""},
+		{memory + " >= '10Gi'", "memory is a quantity: write ", capacity + `.compareTo(quantity("10Gi")) >= 0`},
+		{of + "productName == 5", "productName is a text: write ", ""},
+		{of + "productName", "productName is a text: compare it", attribute + `productName == "Tesla T4"`},
+		{of + "productName == 'Tesla T4' && " + of + "multiprocessors > '10'", "multiprocessors is a number: write ",
+			attribute + "multiprocessors > 10"},
+		{of + "profile == '1g.10gb'", "profile is of partitions: use the class mig-1g.10gb.nvidia.com", ""},
+	} {
+		s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
+		s.Claims = append(s.Claims, claim(t, "c", ask(row.expression, "")))
+		r, err := Claim(t.Context(), s, "ns", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause, _ := strings.CutPrefix(r.Cause, "claim c waits: request gpu of claim c: ")
+		if !strings.HasPrefix(cause, row.want) {
+			t.Errorf("%s: got the cause %q, want %q", row.expression, r.Cause, row.want)
+		}
+		if row.fix != "" && !strings.HasPrefix(r.Advice(),
+			"smallest change: in ResourceClaim ns/c, request gpu: write "+row.fix+" instead of ") {
+			t.Errorf("%s: got the advice %q, want to write %s", row.expression, r.Advice(), row.fix)
+		}
+		if row.fix != "" && strings.Contains(text(t, r), "remove ") {
+			t.Errorf("%s: got\n%s\nwant nothing to remove", row.expression, text(t, r))
+		}
+	}
+}
+
+// A profile in a selector of whole GPUs is that of a class of partitions.
+func TestProfileOfWholeGPUs(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
+	s.Claims = append(s.Claims, claim(t, "c", ask("device.attributes['gpu.nvidia.com'].profile == '1g.10gb'", "")))
+	r, err := Claim(t.Context(), s, "ns", "c")
+	const want = `smallest change: in ResourceClaim ns/c, request gpu: use the class mig-1g.10gb.nvidia.com, without ` +
+		`device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`
+	if err != nil || r.Advice() != want || strings.Contains(text(t, r), "remove") {
+		t.Errorf("got %v and\n%s\nwant the advice %q, and nothing to remove", err, text(t, r), want)
+	}
+}
+
 // Whoever tolerates a taint of the driver gets a GPU that does not work, or one of others.
 func TestAdviceNeverToleratesTaintsOfTheDriver(t *testing.T) {
 	taints := []resourceapi.DeviceTaint{DefragTaint, {Key: cluster.ReservedTaint, Value: "vision"},
@@ -387,7 +441,7 @@ smallest change: in ResourceClaim ns/c, request gpu: test that the device has th
 			s.Pods = append(s.Pods, pod("p", c))
 			return s
 		}, `
-pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, iommuGroup, isolation, mdevUUID, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, pciDeviceID, pciVendorID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid, vgpu, vgpuHostDriverVersion, vgpuLicense (on such a device the selector fails, and then the scheduler gives up on the pod)
+pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, iommuGroup, isolation, mdevUUID, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, pciDeviceID, pciVendorID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid, vgpu, vgpuHostDriverVersion, vgpuLicense (the selector fails on devices of the class, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request two/a: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].never) && device.attributes["gpu.nvidia.com"].never == "x"; and in ResourceClaim ns/c, request one: remove device.attributes["gpu.nvidia.com"].never == "x"`},
 		{"a pool that lacks a slice", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
@@ -871,7 +925,7 @@ no change of this pod helps, and no end of other claims`},
 			s, _ := one(t, t4, ask("device.attributes['gpu.nvidia.com'].product == 'Tesla T4'", ""))
 			return s
 		}, `
-pod p waits: request gpu of claim c: no device has the attribute product; did you mean device.attributes["gpu.nvidia.com"].productName? (on such a device the selector fails, and then the scheduler gives up on the pod)
+pod p waits: request gpu of claim c: no device has the attribute product; did you mean device.attributes["gpu.nvidia.com"].productName? (the selector fails on devices of the class, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].product`},
 		{"an attribute that is misspelt in two clauses", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, ask("has(device.attributes['gpu.nvidia.com'].ProductName) && "+

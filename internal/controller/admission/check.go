@@ -79,6 +79,12 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 			}
 			all = append(all, a)
 		}
+		of := all[len(all)-len(request.FirstAvailable):]
+		if len(of) > 0 && len(c.View.Kinds()) > 0 && ctx.Err() == nil && !slices.ContainsFunc(of, func(a alternative) bool {
+			return a.class == nil || len(a.kinds) > 0
+		}) {
+			v.warn("%s: no device that is published now meets any of the alternatives", of[0].of.Child("firstAvailable"))
+		}
 	}
 	c.overNetwork(all, &v)
 	c.checkTogether(ctx, spec, all, devices, &v)
@@ -108,7 +114,7 @@ func (c Checker) DeviceClass(ctx context.Context, name string, spec *resourceapi
 		c.accepts(ctx, kind, spec.Selectors, root.Child("selectors"), failures)
 	}
 	if len(failures) > 0 {
-		c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, why.OnlyNames, &v)
+		c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, why.OnlyMistakes, &v)
 	}
 	failures.warn(&v)
 	return v
@@ -239,7 +245,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	case !selected && !a.matchesNothing():
 		what := why.Everything
 		if a.inList() {
-			what = why.OnlyNames
+			what = why.OnlyMistakes
 		}
 		if !c.explain(ctx, ofClass, a.Selectors, a.path.Child("selectors"), failures, what, v) &&
 			len(failures) == 0 && !a.inList() && ctx.Err() == nil {

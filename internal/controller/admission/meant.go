@@ -142,7 +142,7 @@ func (c Checker) explain(ctx context.Context, kinds []*cluster.DeviceKind, selec
 		for _, text := range words.Unmet(s.CEL.Expression, of, c.anyMeets(ctx, kinds)) {
 			explained = true
 			if failures.has(at) {
-				text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"
+				text += " (the selector fails on devices of the class, and then the scheduler gives up on the pod)"
 			}
 			v.warn("%s: %s", at, text)
 			failures.drop(at)
