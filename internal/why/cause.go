@@ -173,18 +173,33 @@ func (e *explanation) holders() []Holder {
 			if since := cluster.Since(claim); since != nil {
 				h.Since = &since.Time
 			}
-			for _, user := range claim.Status.ReservedFor {
-				name := user.Name
-				if user.Resource != "pods" {
-					name = user.Resource + "/" + name
-				}
-				h.Pods = append(h.Pods, name)
-			}
+			h.Pods = usersOf(claim)
 			all = append(all, h)
 		}
 	}
 	slices.SortFunc(all, func(a, b Holder) int { return strings.Compare(a.Claim, b.Claim) })
 	return all
+}
+
+// usersOf returns the names of the pods and other objects that use the claim.
+func usersOf(claim *resourceapi.ResourceClaim) (all []string) {
+	for _, user := range claim.Status.ReservedFor {
+		name := user.Name
+		if user.Resource != "pods" {
+			name = user.Resource + "/" + name
+		}
+		all = append(all, name)
+	}
+	return all
+}
+
+// deleted says that the claim is being deleted, and what it waits for.
+func deleted(claim *resourceapi.ResourceClaim) string {
+	text := "claim " + claim.Name + " is being deleted"
+	if users := usersOf(claim); len(users) > 0 {
+		text += ", and stays until those end that use it (" + strings.Join(users[:min(len(users), shownTexts)], ", ") + ")"
+	}
+	return text + "; create it again when it has gone"
 }
 
 // devicesOf returns the names of the claim's devices.
@@ -341,12 +356,16 @@ func (e *explanation) requestCause(claim, request int) string {
 func (e *explanation) subrequestCause(p subrequest, candidates []candidate) string {
 	count := map[reason]int{}
 	ofClass, left := 0, 0
-	perGroup := map[*nodeGroup]int64{}
+	perGroup, onNode, total := map[*nodeGroup]int64{}, map[*nodeGroup]int64{}, int64(0)
 	for _, f := range candidates {
 		if !f.ofClass() {
 			continue
 		}
 		ofClass += f.nodesOf()
+		if len(f.reasons) == 0 || f.reasons[0].kind == LostTaint || f.reasons[0].kind == LostHeld {
+			onNode[f.group]++
+			total = max(total, onNode[f.group])
+		}
 		if len(f.reasons) == 0 {
 			left += f.nodesOf()
 			perGroup[f.group]++
@@ -360,6 +379,10 @@ func (e *explanation) subrequestCause(p subrequest, candidates []candidate) stri
 	reasons := slices.SortedFunc(maps.Keys(count), func(a, b reason) int {
 		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))
 	})
+	if free := slices.Max(append(slices.Collect(maps.Values(perGroup)), 0)); free < total && total < *p.count {
+		return fmt.Sprintf("it wants %d devices of one node, and no node has more than %d, or more than %d free",
+			*p.count, total, free)
+	}
 	if left > 0 {
 		if p.all() {
 			return "it wants all devices that match, and on no node can it have all; " + lossTexts(reasons, count)

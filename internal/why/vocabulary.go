@@ -301,8 +301,8 @@ var (
 )
 
 // forms are clauses that compare a value of each type.
-var forms = map[string]string{"text": "%s %s %q", "number": "%s %s %s", "version": "%s.compareTo(semver(%[3]q)) %[2]s 0",
-	"quantity": "%s.compareTo(quantity(%[3]q)) %[2]s 0"}
+var forms = map[string]string{"text": "%s %s %q", "number": "%s %s %s",
+	"version": "%s.compareTo(semver(%[3]q)) %[2]s 0", "quantity": "%s.compareTo(quantity(%[3]q)) %[2]s 0"}
 
 // wrongType returns the mistake if the clause compares a value with a constant of another type, or a text with nothing.
 func (v *Vocabulary) wrongType(c clause) *mistake {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,7 +84,7 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer,
 		r.Outcome, r.Cause = Placed, "claim "+claim.Name+" has its devices: "+strings.Join(devicesOf(claim), ", ")
 		return r, nil
 	case claim.DeletionTimestamp != nil:
-		r.Outcome, r.Cause = Ended, "claim "+claim.Name+" is being deleted"
+		r.Outcome, r.Cause = Ended, deleted(claim)
 		return r, nil
 	}
 	if pod := c.waitingFor(claim); pod != nil {
@@ -195,6 +196,11 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 	devices, reserved := c.podBindings(w)
 	if !reserved {
 		explain(ctx, c, w, r, subject)
+		r.Change = c.notRollout(pod, r.Change)
+		for i, other := range r.Alternatives {
+			r.Alternatives[i] = c.notRollout(pod, other)
+		}
+		r.Alternatives = slices.DeleteFunc(r.Alternatives, func(other []Change) bool { return slices.Equal(other, r.Change) })
 	}
 	if reserved || len(devices) > 0 && r.Outcome == Fits {
 		r.waitsFor(devices, subject, "claim "+devices[0].Claim)
@@ -213,6 +219,40 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 		r.Cause += "; besides, " + strings.Join(unused, "; ")
 	}
 	return r
+}
+
+// notRollout returns the changes with the strategy of the pod's Deployment in place of waits for a pod of its former
+// template: that one ends when this one is ready.
+func (c *index) notRollout(pod *corev1.Pod, all []Change) []Change {
+	own, set := deploymentOf(pod)
+	for i, change := range all {
+		name, _ := strings.CutPrefix(change.In, "ResourceClaim "+pod.Namespace+"/")
+		claim, ok := find(c.Claims, pod.Namespace, name)
+		if change.Kind != Wait || own == "" || !ok {
+			continue
+		}
+		for _, user := range usersOf(claim) {
+			other, _ := find(c.Pods, pod.Namespace, user)
+			if of, former := deploymentOf(other); of == own && former != set {
+				all[i] = Change{Kind: ChangePod, In: "Deployment " + pod.Namespace + "/" + own, Text: "set strategy.type: " +
+					"Recreate, or maxSurge: 0: pod " + user + " has the devices, and ends when this pod is ready"}
+			}
+		}
+	}
+	return slices.Compact(all)
+}
+
+// deploymentOf returns the Deployment and the ReplicaSet of the pod, or "".
+func deploymentOf(pod *corev1.Pod) (name, set string) {
+	if pod == nil || metav1.GetControllerOfNoCopy(pod) == nil {
+		return "", ""
+	}
+	set = metav1.GetControllerOfNoCopy(pod).Name
+	name, ok := strings.CutSuffix(set, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey])
+	if !ok {
+		return "", ""
+	}
+	return name, set
 }
 
 // unscheduled returns what the scheduler says of a pod that it has not placed, or "".
@@ -270,7 +310,7 @@ func (c *index) workloadOf(pod *corev1.Pod) (*workload, error) {
 			}
 			return nil, c.missingClaim(pod.Namespace, *name)
 		case claim.DeletionTimestamp != nil:
-			return nil, fmt.Errorf("claim %s is being deleted", *name)
+			return nil, errors.New(deleted(claim))
 		case len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&
 			!resourceclaim.IsReservedForPod(pod, claim, true):
 			return nil, fmt.Errorf("claim %s is used by %d pods already, which is the limit", *name,

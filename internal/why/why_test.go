@@ -1030,7 +1030,38 @@ pod p waits: claim has is used by 256 pods already, which is the limit`},
 			c.DeletionTimestamp = &since
 			return s
 		}, `
-pod p waits: claim c is being deleted`},
+pod p waits: claim c is being deleted; create it again when it has gone`},
+		{"a claim that is being deleted, and that pods use", func(t *testing.T) *cluster.Snapshot {
+			s, c := one(t, t4, gpus(""))
+			c.DeletionTimestamp = &since
+			c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "x"},
+				{Resource: "pods", Name: "y"}}
+			return s
+		}, `
+pod p waits: claim c is being deleted, and stays until those end that use it (x, y); create it again when it has gone`},
+		{"more GPUs than a node has, of which one is held", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 3"))
+			mustHold(t, s, claim(t, "x", gpus("")))
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2, or more than 1 free
+smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 3`},
+		{"a rolling update that waits for itself", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, t4)
+			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
+			c := claim(t, "c", gpus(""))
+			s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c), pod("old", s.Claims[0]))
+			s.Claims[0].Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "old"}}
+			s.Pods[1].Spec.NodeName = "a"
+			for i, hash := range []string{"6d5", "7f9"} {
+				s.Pods[i].Labels = map[string]string{"pod-template-hash": hash}
+				s.Pods[i].OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "roll-" + hash,
+					Controller: ptr.To(true)}}
+			}
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+smallest change: in Deployment ns/roll: set strategy.type: Recreate, or maxSurge: 0: pod old has the devices, and ends when this pod is ready`},
 		{"a claim of another pod", func(t *testing.T) *cluster.Snapshot {
 			s, c := one(t, t4, gpus(""))
 			useTemplate(s.Pods[0], c)

@@ -376,6 +376,7 @@ func slimPod(pod *corev1.Pod) *corev1.Pod {
 	}
 	slim := &corev1.Pod{Status: corev1.PodStatus{Phase: pod.Status.Phase}}
 	slim.Namespace, slim.Name, slim.UID = pod.Namespace, pod.Name, pod.UID
+	slim.OwnerReferences, slim.Labels = pod.OwnerReferences, pod.Labels // an older pod of a Deployment is told
 	slim.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources,
 		Containers: slimContainers(pod.Spec.Containers), InitContainers: slimContainers(pod.Spec.InitContainers)}
 	if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
