@@ -22,6 +22,8 @@ type Manifest struct {
 	Pods      []*corev1.Pod
 	Claims    []*resourceapi.ResourceClaim
 	Templates []*resourceapi.ResourceClaimTemplate
+	// Others are the names of objects that may ask for GPUs in another way. They are not explained.
+	Others []string
 	// Namespaces are those that it has, or that could be read, by name. The others may or may not accept adminAccess.
 	Namespaces map[string]*corev1.Namespace
 }

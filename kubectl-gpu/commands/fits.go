@@ -4,11 +4,14 @@ package commands
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
+	kjson "sigs.k8s.io/json"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -102,6 +106,10 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 			}
 			err = errors.Join(err, r.Text(p.Out))
 		}
+	}
+	for _, name := range m.Others {
+		fmt.Fprintf(p.ErrOut, "%s is not understood: what its pods would get is not known\n", name)
+		err = cmp.Or(err, errors.New("not everything was understood"))
 	}
 	for _, r := range reports {
 		if r.Outcome != why.Fits {
@@ -195,9 +203,9 @@ type workload struct {
 	} `json:"spec"`
 }
 
-// add adds the objects of a document. Those of other kinds are ignored.
+// add adds the objects of a document. Of other kinds it notes those that name GPUs and are not Kubernetes' own.
 func add(m *why.Manifest, document []byte, namespace string) error {
-	var kind metav1.TypeMeta
+	var kind metav1.PartialObjectMetadata
 	if err := sigsyaml.Unmarshal(document, &kind); err != nil {
 		return err
 	}
@@ -209,7 +217,7 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 	switch {
 	case kind.Kind == "Pod" && kind.APIVersion == "v1":
 		pod := &corev1.Pod{}
-		if err := sigsyaml.UnmarshalStrict(document, pod); err != nil {
+		if err := decode(document, kind, pod); err != nil {
 			return err
 		}
 		if len(pod.Spec.Containers) == 0 {
@@ -228,18 +236,12 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		if err := decode(document, kind, claim); err != nil {
 			return err
 		}
-		if err := check(claim.Spec); err != nil {
-			return fmt.Errorf("claim %s: %w", claim.Name, err)
-		}
 		in(&claim.ObjectMeta)
 		m.Claims = append(m.Claims, claim)
 	case kind.Kind == "ResourceClaimTemplate" && kind.GroupVersionKind().Group == resourceapi.GroupName:
 		template := &resourceapi.ResourceClaimTemplate{}
 		if err := decode(document, kind, template); err != nil {
 			return err
-		}
-		if err := check(template.Spec.Spec); err != nil {
-			return fmt.Errorf("template %s: %w", template.Name, err)
 		}
 		in(&template.ObjectMeta)
 		m.Templates = append(m.Templates, template)
@@ -257,6 +259,7 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		}
 	default:
 		var w workload
+		before, group := len(m.Pods), kind.GroupVersionKind().Group
 		// An error means that it is of another kind, and so does a template without containers.
 		if err := sigsyaml.Unmarshal(document, &w); err == nil {
 			for _, spec := range []corev1.PodSpec{w.Spec.Template.Spec, w.Spec.JobTemplate.Spec.Template.Spec} {
@@ -267,36 +270,33 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 				}
 			}
 		}
-	}
-	return nil
-}
-
-// check refuses what the API server would refuse, and the allocator does not expect.
-func check(spec resourceapi.ResourceClaimSpec) error {
-	for _, r := range spec.Devices.Requests {
-		if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
-			return fmt.Errorf("request %s needs either exactly or firstAvailable", r.Name)
-		}
-		least := int64(0)
-		if r.Exactly != nil {
-			least = r.Exactly.Count
-		}
-		for _, alternative := range r.FirstAvailable {
-			least = min(least, alternative.Count)
-		}
-		if least < 0 {
-			return fmt.Errorf("request %s asks for %d devices", r.Name, least)
+		if len(m.Pods) == before && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") &&
+			bytes.Contains(bytes.ToLower(document), []byte("gpu")) {
+			m.Others = append(m.Others, kind.Kind+" "+kind.Name)
 		}
 	}
 	return nil
 }
 
-// decode decodes a claim or a template. Before v1, and before v1beta2, they were different.
-func decode(document []byte, kind metav1.TypeMeta, into any) error {
-	switch kind.GroupVersionKind().Version {
-	case "v1", "v1beta2":
-		return sigsyaml.UnmarshalStrict(document, into)
+// ofRequest matches a field that stood in a request before v1.
+var ofRequest = regexp.MustCompile(`requests\[\d+\]\.(deviceClassName|selectors|count|allocationMode|capacity)"`)
+
+// decode decodes a pod, a claim or a template. Before v1, and before v1beta2, claims were different.
+func decode(document []byte, kind metav1.PartialObjectMetadata, into any) error {
+	if version := kind.GroupVersionKind().Version; version != "v1" && version != "v1beta2" {
+		return fmt.Errorf("%s %s is not supported; write apiVersion: %s", kind.APIVersion, kind.Kind,
+			resourceapi.SchemeGroupVersion)
 	}
-	return fmt.Errorf("%s %s is not supported; write apiVersion: %s", kind.APIVersion, kind.Kind,
-		resourceapi.SchemeGroupVersion)
+	text, err := sigsyaml.YAMLToJSONStrict(document)
+	if err != nil {
+		return err
+	}
+	unknown, err := kjson.UnmarshalStrict(text, into)
+	if err = errors.Join(append(unknown, err)...); err != nil && ofRequest.MatchString(err.Error()) {
+		err = fmt.Errorf("%w\nin %s, this stands below exactly", err, kind.APIVersion)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", kind.Kind, kind.Name, err)
+	}
+	return nil
 }

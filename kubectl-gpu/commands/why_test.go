@@ -256,22 +256,31 @@ func TestFits(t *testing.T) {
 			"" + bigDeployment +
 			"]}", []string{"--profile", "dgx-h100"}, "pod serve fits now on 1 of 2 nodes\n", ""},
 		{"a mistake in a list", "{apiVersion: v1, kind: List, items: [" +
-			strings.Replace(anyClaim, "deviceClassName", "className", 1) + "]}", nil, "", `unknown field "className"`},
-		{"an unknown " +
-			"profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a16-x4, a30-x2`},
+			strings.Replace(anyClaim, "deviceClassName", "className", 1) + "]}", nil, "", `ResourceClaim any: unknown field "spec.devices.requests[0].exactly.className"`},
+		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a16-x4, a30-x2`},
 		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
 		{"a list in place of a text", strings.Replace(anyClaim, "deviceClassName: gpu.nvidia.com",
 			"deviceClassName: [gpu]", 1),
 			nil, "", "spec.devices.requests.exactly.deviceClassName: want a text, not array"},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
-			`unknown field "className"`},
-		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +
-			"spec: " +
-			"{devices: {requests: [{name: gpu}]}}}", nil, "",
-			"claim any: request gpu needs either exactly or firstAvailable"},
+			`ResourceClaim any: unknown field "spec.devices.requests[0].exactly.className"`},
+		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: " +
+			"{devices: {requests: [{name: gpu}]}}}", nil,
+			"claim any waits: claim any, request gpu: it has neither exactly nor firstAvailable", "not everything fits"},
 		{"less than no device", strings.Replace(bigTemplate, "deviceClassName", "count: -3, deviceClassName", 1), nil,
-			"", "template big: request gpu asks for -3 devices"},
+			"a claim of template big waits: a claim of template big, request gpu: it asks for -3 devices",
+			"not everything fits"},
+		{"v1 with the shape of v1beta1", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +
+			"spec: {devices: {requests: [{name: gpu, deviceClassName: gpu.nvidia.com}]}}}", nil, "",
+			"ResourceClaim any: unknown field \"spec.devices.requests[0].deviceClassName\"\nin resource.k8s.io/v1, this " +
+				"stands below exactly"},
+		{"an object that asks for GPUs in a way of its own", anyClaim + "\n---\n{apiVersion: nvidia.com/v1alpha1, kind: " +
+			"DynamoGraphDeployment, metadata: {name: d}, spec: {services: {worker: {resources: {limits: {gpu: '99'}}}}}}",
+			nil, "claim any fits now on 1 of 1 nodes\n", "not everything was understood"},
+		{"objects that ask for none", anyClaim + "\n---\n{apiVersion: v1, kind: Service, metadata: {name: gpu}}\n---\n" +
+			"{apiVersion: cert-manager.io/v1, kind: Certificate, metadata: {name: c}}", nil,
+			"claim any fits now on 1 of 1 nodes\n", ""},
 		{"a pod without containers", "{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {resources: " +
 			"{requests: {cpu: 1k}}}}", nil, "", "pod worker has no containers"},
 		{"an old version", strings.Replace(anyClaim, "/v1", "/v1beta1", 1), nil, "",
