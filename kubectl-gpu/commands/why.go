@@ -5,17 +5,17 @@ package commands
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -141,44 +141,26 @@ func progress(pod corev1.Pod) int {
 
 // selectorOf returns the label selector of the pods of a workload.
 func selectorOf(ctx context.Context, client *kubernetes.Clientset, kind, namespace, name string) (string, error) {
-	var selector *metav1.LabelSelector
-	var err error
-	apps := client.AppsV1()
-	switch kind {
-	case "deployment":
-		selector, err = ofSpec(apps.Deployments(namespace).Get(ctx, name, metav1.GetOptions{}))(
-			func(o *appsv1.Deployment) *metav1.LabelSelector { return o.Spec.Selector })
-	case "replicaset":
-		selector, err = ofSpec(apps.ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
-			func(o *appsv1.ReplicaSet) *metav1.LabelSelector { return o.Spec.Selector })
-	case "statefulset":
-		selector, err = ofSpec(apps.StatefulSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
-			func(o *appsv1.StatefulSet) *metav1.LabelSelector { return o.Spec.Selector })
-	case "daemonset":
-		selector, err = ofSpec(apps.DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
-			func(o *appsv1.DaemonSet) *metav1.LabelSelector { return o.Spec.Selector })
-	default:
-		selector, err = ofSpec(client.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{}))(
-			func(o *batchv1.Job) *metav1.LabelSelector { return o.Spec.Selector })
+	rest := client.AppsV1().RESTClient()
+	if kind == "job" {
+		rest = client.BatchV1().RESTClient()
 	}
+	raw, err := rest.Get().Namespace(namespace).Resource(kind+"s").Name(name).SetHeader("Accept",
+		runtime.ContentTypeJSON).Do(ctx).Raw()
 	if err != nil {
 		return "", err
 	}
-	s, err := metav1.LabelSelectorAsSelector(selector)
+	var of struct {
+		Spec struct{ Selector *metav1.LabelSelector }
+	}
+	if err := json.Unmarshal(raw, &of); err != nil {
+		return "", err
+	}
+	s, err := metav1.LabelSelectorAsSelector(of.Spec.Selector)
 	if err != nil {
 		return "", err
 	}
 	return s.String(), nil
-}
-
-// ofSpec returns a function that takes the selector of an object, if it could be read.
-func ofSpec[T any](object T, err error) func(func(T) *metav1.LabelSelector) (*metav1.LabelSelector, error) {
-	return func(selector func(T) *metav1.LabelSelector) (*metav1.LabelSelector, error) {
-		if err != nil {
-			return nil, err
-		}
-		return selector(object), nil
-	}
 }
 
 // attempts is how often an object is read that changes while it is explained.
