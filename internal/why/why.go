@@ -277,7 +277,7 @@ func (e *lackError) Error() string {
 
 // undecided says that there is no answer.
 func (r *Answer) undecided(lacks *lackError) {
-	r.Outcome, r.Search.Complete, r.Cause = Undecided, false, lacks.Error()
+	r.Outcome, r.Search.Complete, r.Cause, r.Notes = Undecided, false, lacks.Error(), nil
 }
 
 // workloadOf returns the pod with its claims. An error says why the scheduler does not look at devices yet, or is a

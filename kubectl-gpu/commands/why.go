@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -88,6 +90,9 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 	if err != nil {
 		return err
 	}
+	if report.Outcome == why.Undecided && !report.Search.Complete {
+		p.asTold(ctx, report)
+	}
 	if printer != nil {
 		err = printer.PrintObj(newList("ReportList", []*why.Answer{report}), p.Out)
 	} else {
@@ -98,6 +103,24 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 			"time"))
 	}
 	return err
+}
+
+// asTold makes what the controller has last written about the object the answer, where the user lacks rights.
+func (p *plugin) asTold(ctx context.Context, r *why.Answer) {
+	client, err := p.client()
+	if err != nil {
+		return
+	}
+	events, err := client.CoreV1().Events(r.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		"involvedObject.uid": string(r.UID), "reason": "NotAllocated"}.String()})
+	if err != nil || len(events.Items) == 0 {
+		return
+	}
+	last := slices.MaxFunc(events.Items, func(a, b corev1.Event) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	r.Outcome, r.Cause, r.Notes = why.Waits, last.Message, []string{fmt.Sprintf("the controller has said so at %s; %s",
+		last.CreationTimestamp.UTC().Format(time.RFC3339), r.Cause)}
 }
 
 // podOf returns the name of a pod of the workload: one that waits for a node, or else one that does not run, or any.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -119,6 +120,19 @@ func TestWhy(t *testing.T) {
 			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
 		}, "worker", "no answer without the right to list resourceslices.resource.k8s.io",
 			"what could be read is not enough"},
+		{"no right to read slices, and the controller has written an event", func(s *apiServer) {
+			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
+			s.answers["/api/v1/namespaces/ml/events"] = func(w http.ResponseWriter, r *http.Request) {
+				if of := r.URL.Query().Get("fieldSelector"); of != "involvedObject.uid="+string(s.Pods[0].UID)+
+					",reason=NotAllocated" {
+					t.Errorf("got events of %s", of)
+				}
+				reply(w, http.StatusOK, &corev1.EventList{Items: []corev1.Event{{Message: "pod worker waits: as before"},
+					{Message: "pod worker waits: all are held", ObjectMeta: metav1.ObjectMeta{
+						CreationTimestamp: metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))}}}})
+			}
+		}, "worker", "pod worker waits: all are held\n\nnote: the controller has said so at 2026-01-02T03:04:05Z; no " +
+			"answer without the right to list resourceslices.resource.k8s.io", ""},
 		{"no right to read quotas", func(s *apiServer) { s.forbidden = []string{"/api/v1/resourcequotas"} }, "worker",
 			"pod worker waits: request gpu of claim gpu: none of the 2 devices", ""},
 		{"the pod was deleted meanwhile", func(s *apiServer) { s.answers[worker] = http.NotFound }, "worker", "",
