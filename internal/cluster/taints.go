@@ -73,10 +73,11 @@ func Keeps(t resourceapi.DeviceTaint) bool {
 	return KeptFor(t) != "" || t.Key == PreemptionTaint && Prevents(t)
 }
 
-// OfDriver reports whether the taint has a key of this driver: the device does not work, or is kept for somebody.
-func OfDriver(t resourceapi.DeviceTaint) bool {
-	domain, _, _ := strings.Cut("."+t.Key, "/")
-	return strings.HasSuffix(domain, ".gpu.nvidia.com")
+// OfDriver reports whether the taint is one of the device's driver: the device does not work, or is kept for somebody.
+// The keys of this one do not depend on its name.
+func OfDriver(t resourceapi.DeviceTaint, driver string) bool {
+	domain, _, _ := strings.Cut(t.Key, "/")
+	return domain == driver || strings.HasSuffix(domain, "gpu.nvidia.com")
 }
 
 // Prevents reports whether the taint keeps new pods away.

@@ -18,7 +18,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
 // change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
@@ -373,9 +372,8 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
 		if f.ofClass() {
-			local, _ := remote.Local(f.slice.Spec.Driver)
 			for _, t := range f.taints { // a toleration has no end, and evictions pass it by
-				if !cluster.OfDriver(t) && t.Key != remote.ServerLostTaint(local) {
+				if !cluster.OfDriver(t, f.slice.Spec.Driver) {
 					found[cluster.TaintText(t)] = t
 				}
 			}

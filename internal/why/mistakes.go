@@ -218,8 +218,19 @@ func (ps *proposals) otherClasses(name string) []string {
 	return near
 }
 
+// older are beginnings of the names of resources of older sharing systems, which the controller converts.
+var older = map[string]string{"nvidia.com/gpumem": "HAMi", "nvidia.com/gpucores": "HAMi", "nvidia.com/priority": "HAMi",
+	"volcano.sh/": "Volcano", "aliyun.com/gpu-": "gpushare", "tencent.com/vcuda-": "gpu-manager",
+	"tke.cloud.tencent.com/qgpu-": "qGPU", "elasticgpu.": "qGPU", "resource.nvidia.com/tflops": "the conversion"}
+
 // missingResource says that nothing offers an extended resource, and which was likely meant.
 func (e *explanation) missingResource(name corev1.ResourceName) string {
+	for prefix, system := range older {
+		if strings.HasPrefix(string(name), prefix) {
+			return fmt.Sprintf("%s is a resource of %s: label the namespace gpu.nvidia.com/convert=on, and create the pod "+
+				"again; it is then converted to a claim (docs/move.md)", name, system)
+		}
+	}
 	text := fmt.Sprintf("no node offers %s", name)
 	offered := e.offeredResources()
 	if class := e.ofClass(name); class != nil && slices.Contains(offered, string(name)) {

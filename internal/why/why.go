@@ -224,16 +224,15 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 // notRollout returns the changes with the strategy of the pod's Deployment in place of waits for a pod of its former
 // template: that one ends when this one is ready.
 func (c *index) notRollout(pod *corev1.Pod, all []Change) []Change {
-	own, set := deploymentOf(pod)
+	own, hash := deploymentOf(pod)
 	for i, change := range all {
-		name, _ := strings.CutPrefix(change.In, "ResourceClaim "+pod.Namespace+"/")
-		claim, ok := find(c.Claims, pod.Namespace, name)
-		if change.Kind != Wait || own == "" || !ok {
+		claim, ok := find(c.Claims, pod.Namespace, strings.TrimPrefix(change.In, "ResourceClaim "+pod.Namespace+"/"))
+		if change.Kind != Wait || !ok {
 			continue
 		}
 		for _, user := range usersOf(claim) {
-			other, _ := find(c.Pods, pod.Namespace, user)
-			if of, former := deploymentOf(other); of == own && former != set {
+			other, ok := find(c.Pods, pod.Namespace, user)
+			if of, former := deploymentOf(other); ok && of == own && former != hash {
 				all[i] = Change{Kind: ChangePod, In: "Deployment " + pod.Namespace + "/" + own, Text: "set strategy.type: " +
 					"Recreate, or maxSurge: 0: pod " + user + " has the devices, and ends when this pod is ready"}
 			}
@@ -242,17 +241,13 @@ func (c *index) notRollout(pod *corev1.Pod, all []Change) []Change {
 	return slices.Compact(all)
 }
 
-// deploymentOf returns the Deployment and the ReplicaSet of the pod, or "".
-func deploymentOf(pod *corev1.Pod) (name, set string) {
+// deploymentOf returns the name of the pod's Deployment, or of another owner, and the hash of its template.
+func deploymentOf(pod *corev1.Pod) (name, hash string) {
 	if pod == nil || metav1.GetControllerOfNoCopy(pod) == nil {
 		return "", ""
 	}
-	set = metav1.GetControllerOfNoCopy(pod).Name
-	name, ok := strings.CutSuffix(set, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey])
-	if !ok {
-		return "", ""
-	}
-	return name, set
+	hash = pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
+	return strings.TrimSuffix(metav1.GetControllerOfNoCopy(pod).Name, "-"+hash), hash
 }
 
 // unscheduled returns what the scheduler says of a pod that it has not placed, or "".
@@ -588,6 +583,9 @@ func (q *question) explain(r *Answer, subject string) error {
 		}
 	}
 	r.Search.Complete, r.Search.NotTried = len(s.notTried) == 0, strings.Join(s.notTried, "; ")
+	if len(r.Change) == 0 && e.unofferedResource() != "" {
+		r.Requests = nil // the cause says what to change
+	}
 	return nil
 }
 
@@ -659,26 +657,20 @@ func unconsidered(spec *corev1.PodSpec) (all []string) {
 	return all
 }
 
+// withoutReading says what answers do not cover that lack a resource.
+var withoutReading = map[string]string{cluster.Claims: "claims of other namespaces may hold devices",
+	cluster.Nodes:      "nodes cannot be read, so their labels, taints and resources are not considered",
+	cluster.Pods:       "pods cannot be read, so what they use of nodes is not considered",
+	cluster.Quotas:     "quotas cannot be read, and are not considered",
+	cluster.GPUQuotas:  "GPUQuotas cannot be read, and are not considered",
+	cluster.TaintRules: "DeviceTaintRules cannot be read, so devices may have more taints"}
+
 // notes returns what the answer does not cover.
 func (c *index) notes(w *workload) []string {
 	var all []string
 	for _, resource := range slices.Sorted(maps.Keys(c.Unread)) {
-		switch resource {
-		case cluster.Claims:
-			all = append(all, fmt.Sprintf("claims of other namespaces may hold devices: %v", c.Unread[resource]))
-		case cluster.Nodes:
-			all = append(all, fmt.Sprintf("nodes cannot be read, so their labels, taints and resources are not "+
-				"considered: %v", c.Unread[resource]))
-		case cluster.Pods:
-			all = append(all, fmt.Sprintf("pods cannot be read, so what they use of nodes is not considered: %v",
-				c.Unread[resource]))
-		case cluster.Quotas:
-			all = append(all, fmt.Sprintf("quotas cannot be read, and are not considered: %v", c.Unread[resource]))
-		case cluster.GPUQuotas:
-			all = append(all, fmt.Sprintf("GPUQuotas cannot be read, and are not considered: %v", c.Unread[resource]))
-		case cluster.TaintRules:
-			all = append(all, fmt.Sprintf("DeviceTaintRules cannot be read, so devices may have more taints: %v",
-				c.Unread[resource]))
+		if text := withoutReading[resource]; text != "" {
+			all = append(all, fmt.Sprintf("%s: %v", text, c.Unread[resource]))
 		}
 	}
 	for i, claim := range w.claims {

@@ -677,8 +677,13 @@ smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices i
 				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}}})
 			return s
 		}, `
-pod p waits: no node offers nvidia.com/gpu: of the classes with this extendedResourceName the newest counts, team-b300, and no device is of it
-no change of this pod helps, and no end of other claims`},
+pod p waits: no node offers nvidia.com/gpu: of the classes with this extendedResourceName the newest counts, team-b300, and no device is of it`},
+		{"resources of HAMi", func(t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", t4)
+			s.Pods[0].Spec.Containers[0].Resources.Requests["nvidia.com/gpumem"] = resource.MustParse("3k")
+			return s
+		}, `
+pod p waits: nvidia.com/gpumem is a resource of HAMi: label the namespace gpu.nvidia.com/convert=on, and create the pod again; it is then converted to a claim (docs/move.md)`},
 		{"an extended resource whose class the scheduler has forgotten", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", t4)
 			s.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,

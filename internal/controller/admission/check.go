@@ -369,21 +369,13 @@ func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 // occurs.
 type selectorErrors map[string][]string
 
-// has reports whether the selector at the path fails.
-func (f selectorErrors) has(path *field.Path) bool {
-	for failure := range f {
-		if strings.HasPrefix(failure, path.String()+": ") {
-			return true
-		}
-	}
-	return false
-}
-
-// drop forgets the errors of the selector at the path.
-func (f selectorErrors) drop(path *field.Path) {
+// drop forgets the errors of the selector at the path. It reports whether there were any.
+func (f selectorErrors) drop(path *field.Path) bool {
+	before := len(f)
 	maps.DeleteFunc(f, func(failure string, _ []string) bool {
 		return strings.HasPrefix(failure, path.String()+": ")
 	})
+	return len(f) < before
 }
 
 func (f selectorErrors) warn(v *Verdict) {

@@ -139,13 +139,14 @@ func (c Checker) explain(ctx context.Context, kinds []*cluster.DeviceKind, selec
 		if words == nil {
 			words = c.vocabulary(kinds)
 		}
-		for _, text := range words.Unmet(s.CEL.Expression, of, c.anyMeets(ctx, kinds)) {
+		unmet := words.Unmet(s.CEL.Expression, of, c.anyMeets(ctx, kinds))
+		failed := len(unmet) > 0 && failures.drop(at)
+		for _, text := range unmet {
 			explained = true
-			if failures.has(at) {
+			if failed {
 				text += " (the selector fails on devices of the class, and then the scheduler gives up on the pod)"
 			}
 			v.warn("%s: %s", at, text)
-			failures.drop(at)
 		}
 	}
 	return explained
