@@ -249,7 +249,7 @@ func TestSwitches(t *testing.T) {
 		{"a controller that may create any secret", "admissionPolicies.controller=false",
 			"of the GPU driver may create only"},
 		{"no namespace turns default spreading off", "admissionPolicies.defaultSpreading=false",
-			"gpu.nvidia.com/default-spreading"},
+			`gpu.nvidia.com/default-spreading: "off"`},
 		{"no dashboard", "controller.dashboard.enabled=false", "grafana_dashboard"},
 		{"no dashboard without the controller", "controller.enabled=false", "grafana_dashboard"},
 	} {
