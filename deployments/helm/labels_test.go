@@ -27,7 +27,8 @@ func TestLabelsWithoutEffect(t *testing.T) {
 			*policy.Spec.FailurePolicy)
 	}
 	for labels, want := range map[string]string{"quota=true": "the label gpu.nvidia.com/quota is true, which has no " +
-		"effect: write on or off", "convert=on": "", "default-spreading=off": "", "idle-eviction=2h": "", "quota=on": ""} {
+		"effect: write on or off", "convert=on": "", "default-spreading=off": "", "idle-eviction=2h": "",
+		"quota=on": ""} {
 		name, value, _ := strings.Cut(labels, "=")
 		of := map[string]any{"object": asJSON(t, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 			Labels: map[string]string{"gpu.nvidia.com/" + name: value}}})}

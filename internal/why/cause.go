@@ -197,7 +197,8 @@ func usersOf(claim *resourceapi.ResourceClaim) (all []string) {
 func deleted(claim *resourceapi.ResourceClaim) string {
 	text := "claim " + claim.Name + " is being deleted"
 	if users := usersOf(claim); len(users) > 0 {
-		text += ", and stays until those end that use it (" + strings.Join(users[:min(len(users), shownTexts)], ", ") + ")"
+		text += fmt.Sprintf(", and stays until those end that use it (%s)",
+			strings.Join(users[:min(len(users), shownTexts)], ", "))
 	}
 	return text + "; create it again when it has gone"
 }

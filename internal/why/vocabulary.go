@@ -368,7 +368,7 @@ func (v *Vocabulary) unknownValue(c clause) *mistake {
 	value := c.equal.values[0]
 	if nearest.Profile(value) && slices.Equal(texts, []string{""}) {
 		class := "mig-" + value + "." + strings.TrimPrefix(p.domain, "gpu.")
-		return &mistake{text: fmt.Sprintf("%s is of partitions: use the class %s", p.id, class), sure: true, class: class}
+		return &mistake{text: p.id + " is of partitions: use the class " + class, sure: true, class: class}
 	}
 	m := &mistake{text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value)),
 		value: true}

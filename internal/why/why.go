@@ -200,7 +200,7 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 		for i, other := range r.Alternatives {
 			r.Alternatives[i] = c.notRollout(pod, other)
 		}
-		r.Alternatives = slices.DeleteFunc(r.Alternatives, func(other []Change) bool { return slices.Equal(other, r.Change) })
+		r.Alternatives = slices.DeleteFunc(r.Alternatives, func(a []Change) bool { return slices.Equal(a, r.Change) })
 	}
 	if reserved || len(devices) > 0 && r.Outcome == Fits {
 		r.waitsFor(devices, subject, "claim "+devices[0].Claim)
@@ -233,8 +233,9 @@ func (c *index) notRollout(pod *corev1.Pod, all []Change) []Change {
 		for _, user := range usersOf(claim) {
 			other, ok := find(c.Pods, pod.Namespace, user)
 			if of, former := deploymentOf(other); ok && of == own && former != hash {
-				all[i] = Change{Kind: ChangePod, In: "Deployment " + pod.Namespace + "/" + own, Text: "set strategy.type: " +
-					"Recreate, or maxSurge: 0: pod " + user + " has the devices, and ends when this pod is ready"}
+				all[i] = Change{Kind: ChangePod, In: "Deployment " + pod.Namespace + "/" + own,
+					Text: fmt.Sprintf("set strategy.type: Recreate, or maxSurge: 0: pod %s has the devices, and ends "+
+						"when this pod is ready", user)}
 			}
 		}
 	}

@@ -672,9 +672,10 @@ smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices i
 		{"an extended resource of two classes, of which the newer one has no device", func(
 			t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", t4)
-			s.Classes = append(s.Classes, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "team-b300",
-				CreationTimestamp: since}, Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: ptr.To("nvidia.com/gpu"),
-				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}}})
+			newer := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "team-b300", CreationTimestamp: since}}
+			newer.Spec.ExtendedResourceName = ptr.To("nvidia.com/gpu")
+			newer.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}
+			s.Classes = append(s.Classes, newer)
 			return s
 		}, `
 pod p waits: no node offers nvidia.com/gpu: of the classes with this extendedResourceName the newest counts, team-b300, and no device is of it`},
@@ -1056,7 +1057,8 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of
 			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
 			c := claim(t, "c", gpus(""))
 			s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c), pod("old", s.Claims[0]))
-			s.Claims[0].Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "old"}}
+			s.Claims[0].Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods",
+				Name: "old"}}
 			s.Pods[1].Spec.NodeName = "a"
 			for i, hash := range []string{"6d5", "7f9"} {
 				s.Pods[i].Labels = map[string]string{"pod-template-hash": hash}

@@ -127,7 +127,7 @@ func TestWhy(t *testing.T) {
 					",reason=NotAllocated" {
 					t.Errorf("got events of %s", of)
 				}
-				reply(w, http.StatusOK, &corev1.EventList{Items: []corev1.Event{{Message: "pod worker waits: as before"},
+				reply(w, http.StatusOK, &corev1.EventList{Items: []corev1.Event{{Message: "as before"},
 					{Message: "pod worker waits: all are held", ObjectMeta: metav1.ObjectMeta{
 						CreationTimestamp: metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))}}}})
 			}
@@ -279,21 +279,23 @@ func TestFits(t *testing.T) {
 			nil, "", "spec.devices.requests.exactly.deviceClassName: want a text, not array"},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
 			`ResourceClaim any: unknown field "spec.devices.requests[0].exactly.className"`},
-		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: " +
-			"{devices: {requests: [{name: gpu}]}}}", nil,
-			"claim any waits: claim any, request gpu: it has neither exactly nor firstAvailable", "not everything fits"},
+		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +
+			"spec: {devices: {requests: [{name: gpu}]}}}", nil,
+			"claim any waits: claim any, request gpu: it has neither exactly nor firstAvailable",
+			"not everything fits"},
 		{"less than no device", strings.Replace(bigTemplate, "deviceClassName", "count: -3, deviceClassName", 1), nil,
 			"a claim of template big waits: a claim of template big, request gpu: it asks for -3 devices",
 			"not everything fits"},
-		{"v1 with the shape of v1beta1", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +
-			"spec: {devices: {requests: [{name: gpu, deviceClassName: gpu.nvidia.com}]}}}", nil, "",
-			"ResourceClaim any: unknown field \"spec.devices.requests[0].deviceClassName\"\nin resource.k8s.io/v1, this " +
-				"stands below exactly"},
-		{"an object that asks for GPUs in a way of its own", anyClaim + "\n---\n{apiVersion: nvidia.com/v1alpha1, kind: " +
-			"DynamoGraphDeployment, metadata: {name: d}, spec: {services: {worker: {resources: {limits: {gpu: '99'}}}}}}",
+		{"v1 with the shape of v1beta1", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: " +
+			"any}, spec: {devices: {requests: [{name: gpu, deviceClassName: gpu.nvidia.com}]}}}", nil, "",
+			"ResourceClaim any: unknown field \"spec.devices.requests[0].deviceClassName\"\nin resource.k8s.io/v1, " +
+				"this stands below exactly"},
+		{"an object that asks for GPUs in a way of its own", anyClaim + "\n---\n{apiVersion: nvidia.com/v1alpha1, " +
+			"kind: DynamoGraphDeployment, metadata: {name: d}, spec: {services: {worker: {resources: {limits: " +
+			"{gpu: '99'}}}}}}",
 			nil, "claim any fits now on 1 of 1 nodes\n", "not everything was understood"},
-		{"objects that ask for none", anyClaim + "\n---\n{apiVersion: v1, kind: Service, metadata: {name: gpu}}\n---\n" +
-			"{apiVersion: cert-manager.io/v1, kind: Certificate, metadata: {name: c}}", nil,
+		{"objects that ask for none", anyClaim + "\n---\n{apiVersion: v1, kind: Service, metadata: {name: gpu}}" +
+			"\n---\n{apiVersion: cert-manager.io/v1, kind: Certificate, metadata: {name: c}}", nil,
 			"claim any fits now on 1 of 1 nodes\n", ""},
 		{"a pod without containers", "{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {resources: " +
 			"{requests: {cpu: 1k}}}}", nil, "", "pod worker has no containers"},

@@ -80,10 +80,9 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 			all = append(all, a)
 		}
 		of := all[len(all)-len(request.FirstAvailable):]
-		if len(of) > 0 && len(c.View.Kinds()) > 0 && ctx.Err() == nil && !slices.ContainsFunc(of, func(a alternative) bool {
-			return a.class == nil || len(a.kinds) > 0
-		}) {
-			v.warn("%s: no device that is published now meets any of the alternatives", of[0].of.Child("firstAvailable"))
+		met := func(a alternative) bool { return a.class == nil || len(a.kinds) > 0 }
+		if len(of) > 0 && len(c.View.Kinds()) > 0 && ctx.Err() == nil && !slices.ContainsFunc(of, met) {
+			v.warn("%s: no device that is published now meets any alternative", of[0].of.Child("firstAvailable"))
 		}
 	}
 	c.overNetwork(all, &v)

@@ -73,8 +73,8 @@ func TestClaim(t *testing.T) {
 			`tolerations: [{operator: Exists, effect: NoExecute}, {operator: Exists}]}}]`, nil,
 			[]string{"spec.devices.requests[0].exactly.tolerations[1]: without an effect, a pod gets a device with a " +
 				"NoExecute taint and is evicted at once, again and again: write effect: NoExecute"}},
-		{"a constant of another type", shared, selecting("device.attributes['gpu.nvidia.com'].cudaComputeCapability >= '9.0'"),
-			nil, []string{`cudaComputeCapability is a version: write device.attributes["gpu.nvidia.com"].` +
+		{"a constant of another type", shared,
+			selecting("device.attributes['gpu.nvidia.com'].cudaComputeCapability >= '9.0'"), nil, []string{`cudaComputeCapability is a version: write device.attributes["gpu.nvidia.com"].` +
 				`cudaComputeCapability.compareTo(semver("9.0.0")) >= 0`}},
 		{"a part of a product's name in a list", shared, `requests: [{name: gpu, firstAvailable: [{name: a, ` +
 			`deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: ` +
@@ -84,8 +84,7 @@ func TestClaim(t *testing.T) {
 		{"a list without an alternative that is met", shared, `requests: [{name: gpu, firstAvailable: [{name: a, ` +
 			`deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: ` +
 			`"device.capacity['gpu.nvidia.com'].memory == quantity('1Ti')"}}]}]}]`,
-			nil, []string{"spec.devices.requests[0].firstAvailable: no device that is published now meets any of the " +
-				"alternatives"}},
+			nil, []string{"requests[0].firstAvailable: no device that is published now meets any alternative"}},
 		{"a field that does not exist", shared, one + config("sharign: {}"),
 			[]string{"spec.devices.config[0].opaque.parameters.sharign: Forbidden: unknown field"}, nil},
 		{"several mistakes in one configuration", shared, one + config("sharing: {strategy: TimeSlicing, mpsConfig: "+
@@ -360,8 +359,8 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 		{"a selector of an alternative that fails", shared,
 			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].vram.isGreaterThan(quantity('1'))"}}]}]}]`,
 			nil, []string{"spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: no device has the " +
-				"capacity vram; there are cores, memory (the selector fails on devices of the class, and then the scheduler " +
-				"gives up on the pod)"}},
+				"capacity vram; there are cores, memory (the selector fails on devices of the class, and then the " +
+				"scheduler gives up on the pod)"}},
 		{"a selector for one certain GPU", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].uuid == 'GPU-1'"}}]}}]` +
 				config("sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {\"1\": 1Gi}}}"),

@@ -98,7 +98,7 @@ func taintsOf(r resourceapi.DeviceRequestAllocationResult, published []*resource
 }
 
 // toleratedFor returns how long the taint is tolerated: as long as by the shortest of the tolerations that say so.
-// forever means that one of them has no end. As for Kubernetes' eviction, only tolerations of the effect NoExecute count.
+// forever means that one of them has no end. As for Kubernetes, only tolerations of the effect NoExecute count.
 func toleratedFor(all []resourceapi.DeviceToleration, t resourceapi.DeviceTaint) (least time.Duration, forever bool) {
 	seconds := int64(math.MaxInt64)
 	for _, toleration := range all {

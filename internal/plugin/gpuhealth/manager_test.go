@@ -829,8 +829,8 @@ func TestTextsOfEvents(t *testing.T) {
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since " +
 				"2026-11-22T12:00:00Z. " +
 				"What to do: Drain the node and reboot it. If it comes back, check the GPU's seat and its PCIe link. " +
-				"Its pods are evicted unless they tolerate the taint by effect: NoExecute, and new claims avoid it, until " +
-				"the node has been rebooted, or NVIDIA's driver says that the GPU needs no recovery."},
+				"Its pods are evicted unless they tolerate the taint by effect: NoExecute, and new claims avoid it, " +
+				"until the node has been rebooted, or NVIDIA's driver says that the GPU needs no recovery."},
 		{"pods stay", rules(health.EffectNoExecute, "XID79"), func(n *testNode) {
 			n.found.Untainted = true
 			n.look()
