@@ -131,6 +131,25 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 	return all, nil
 }
 
+// Whole says which GPU the claim may get as a whole though it asks for a share, and what prevents that; "": none.
+func (v *View) Whole(ctx context.Context, claim *resourceapi.ResourceClaim) string {
+	for _, r := range claim.Spec.Devices.Requests {
+		for _, a := range Alternatives(r) {
+			class, ok := v.Class(a.DeviceClassName)
+			for _, k := range v.Kinds() {
+				if ok && a.Capacity != nil && k.Sharing() == "exclusive" && k.Has(a.Capacity.Requests) &&
+					v.AcceptsAll(ctx, k, slices.Concat(class.Spec.Selectors, a.Selectors)) {
+					return fmt.Sprintf("; it may get a whole %s, which has no shares: "+Shares, k.Product(), v.driver)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// Shares says how a claim for a device of the driver gets a share, and no whole GPU.
+const Shares = "for a share of another one, add the selector device.attributes['%s'].sharing == 'fractional'"
+
 // Alternatives returns the subrequests of the request, or the request itself; none, if it has admin access. That of the
 // request itself has no tolerations.
 func Alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {

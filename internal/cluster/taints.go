@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -71,13 +70,6 @@ const PreemptionTaint = "gpu.nvidia.com/preemption"
 // Keeps reports whether the taint keeps a device for somebody: it does not say that the device is sick.
 func Keeps(t resourceapi.DeviceTaint) bool {
 	return KeptFor(t) != "" || t.Key == PreemptionTaint && Prevents(t)
-}
-
-// OfDriver reports whether the taint is one of the device's driver: the device does not work, or is kept for somebody.
-// The keys of this one do not depend on its name.
-func OfDriver(t resourceapi.DeviceTaint, driver string) bool {
-	domain, _, _ := strings.Cut(t.Key, "/")
-	return domain == driver || strings.HasSuffix(domain, "gpu.nvidia.com")
 }
 
 // Prevents reports whether the taint keeps new pods away.

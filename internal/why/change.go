@@ -372,8 +372,10 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
 		if f.ofClass() {
-			for _, t := range f.taints { // a toleration has no end, and evictions pass it by
-				if !cluster.OfDriver(t, f.slice.Spec.Driver) {
+			for _, t := range f.taints {
+				// One of the driver: the device does not work, or is kept for others. Its keys do not have its name.
+				of, _, _ := strings.Cut(t.Key, "/")
+				if of != f.slice.Spec.Driver && !strings.HasSuffix(of, "gpu.nvidia.com") {
 					found[cluster.TaintText(t)] = t
 				}
 			}

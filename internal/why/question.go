@@ -3,6 +3,7 @@
 package why
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -251,7 +252,7 @@ func (q *question) overGPUQuota(w *workload, node *corev1.Node) (all []string) {
 		return nil
 	}
 	view := q.view(q.GPUQuotas[first].Status.Driver)
-	want := cluster.Zero()
+	want, whole := cluster.Zero(), ""
 	for i, claim := range w.claimsOn(node) {
 		of := w.origins[i]
 		if of.extended == nil && of.exists {
@@ -262,6 +263,7 @@ func (q *question) overGPUQuota(w *workload, node *corev1.Node) (all []string) {
 			amount = nil
 		}
 		want.Add(amount, 1)
+		whole = cmp.Or(whole, view.Whole(q.ctx, claim))
 	}
 	for _, quota := range q.GPUQuotas {
 		if !limits(quota) {
@@ -273,7 +275,7 @@ func (q *question) overGPUQuota(w *workload, node *corev1.Node) (all []string) {
 					quota.Name, e.Hard, e.Resource))
 			} else if e.Used != nil {
 				all = append(all, fmt.Sprintf("the GPUQuota %s allows %s of %s, %s are used and up to %s more are "+
-					"wanted", quota.Name, e.Hard, e.Resource, e.Used, e.Asked))
+					"wanted%s", quota.Name, e.Hard, e.Resource, e.Used, e.Asked, whole))
 			}
 		}
 	}

@@ -199,25 +199,16 @@ func lossText(l Loss) string {
 
 // taintText says that devices have the taint, or who it keeps them for.
 func taintText(devices int, taint string) string {
-	if team := keptFor(taint); team != "" {
-		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", plural(devices, "is", "are"), team,
-			taint)
+	if value, ok := strings.CutPrefix(taint, cluster.ReservedTaint); ok {
+		team, _, _ := strings.Cut(strings.TrimPrefix(value, "="), ":")
+		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", plural(devices, "is", "are"),
+			cmp.Or(team, "others"), taint)
 	}
 	if taint == cluster.PreemptionTaint {
 		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)", plural(devices, "is", "are"),
 			taint)
 	}
 	return plural(devices, "has", "have") + " the taint " + taint
-}
-
-// keptFor returns who the taint keeps devices for; empty: it does not do that.
-func keptFor(taint string) string {
-	value, ok := strings.CutPrefix(taint, cluster.ReservedTaint)
-	if !ok {
-		return ""
-	}
-	team, _, _ := strings.Cut(strings.TrimPrefix(value, "="), ":")
-	return cmp.Or(team, "others")
 }
 
 func (r *Answer) holders(b *lines) {

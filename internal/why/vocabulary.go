@@ -347,11 +347,8 @@ func (v *Vocabulary) wrongType(c clause) *mistake {
 		_, err = strconv.ParseInt(constant, 10, 64)
 	}
 	right := fmt.Sprintf(forms[kind], subject, operator, constant)
-	switch {
-	case got == kind:
+	if got == kind || err != nil {
 		return nil
-	case err != nil:
-		return &mistake{sure: true, text: fmt.Sprintf("%s is a %s, and %q is none", p.id, kind, constant)}
 	}
 	return &mistake{sure: true, text: what + kind + ": write " + right, fixes: []string{right}}
 }

@@ -205,16 +205,7 @@ func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
 	if reserved || len(devices) > 0 && r.Outcome == Fits {
 		r.waitsFor(devices, subject, "claim "+devices[0].Claim)
 	}
-	if said := unscheduled(pod); said != "" && r.Outcome == Fits {
-		r.Cause += "; but when the scheduler last tried, it said: " + said
-		for _, name := range slices.Sorted(maps.Keys(requestsOf(pod))) {
-			if class := c.ofClass(name); class != nil && strings.Contains(said, "Insufficient "+string(name)) {
-				r.Notes = append(r.Notes, fmt.Sprintf("if that stays so, the scheduler has forgotten class %s, as it "+
-					"does when another class of the same extendedResourceName was deleted: kubectl annotate "+
-					"deviceclass %s changed=\"$(date)\" --overwrite, and create the pod again", class.Name, class.Name))
-			}
-		}
-	}
+	c.quote(pod, r)
 	if unused := c.unused(pod); len(unused) > 0 && r.Outcome != Undecided {
 		r.Cause += "; besides, " + strings.Join(unused, "; ")
 	}
@@ -251,14 +242,21 @@ func deploymentOf(pod *corev1.Pod) (name, hash string) {
 	return strings.TrimSuffix(metav1.GetControllerOfNoCopy(pod).Name, "-"+hash), hash
 }
 
-// unscheduled returns what the scheduler says of a pod that it has not placed, or "".
-func unscheduled(pod *corev1.Pod) string {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return c.Message
+// quote adds what the scheduler says of the pod, if that contradicts the answer.
+func (c *index) quote(pod *corev1.Pod, r *Answer) {
+	for _, said := range pod.Status.Conditions {
+		if r.Outcome != Fits || said.Type != corev1.PodScheduled || said.Status != corev1.ConditionFalse {
+			continue
+		}
+		r.Cause += "; but when the scheduler last tried, it said: " + said.Message
+		for _, name := range slices.Sorted(maps.Keys(requestsOf(pod))) {
+			if class := c.ofClass(name); class != nil && strings.Contains(said.Message, "Insufficient "+string(name)) {
+				r.Notes = append(r.Notes, fmt.Sprintf("if that stays so, the scheduler has forgotten class %s, as it "+
+					"does when another class of the same extendedResourceName was deleted: kubectl annotate "+
+					"deviceclass %s changed=\"$(date)\" --overwrite, and create the pod again", class.Name, class.Name))
+			}
 		}
 	}
-	return ""
 }
 
 // lackError means that there is no answer without a resource that could not be read.

@@ -90,8 +90,8 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 	if err != nil {
 		return err
 	}
-	if report.Outcome == why.Undecided && !report.Search.Complete {
-		p.asTold(ctx, report)
+	if client, err := p.client(); err == nil && report.Outcome == why.Undecided && !report.Search.Complete {
+		asTold(ctx, client, report)
 	}
 	if printer != nil {
 		err = printer.PrintObj(newList("ReportList", []*why.Answer{report}), p.Out)
@@ -106,11 +106,7 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 }
 
 // asTold makes what the controller has last written about the object the answer, where the user lacks rights.
-func (p *plugin) asTold(ctx context.Context, r *why.Answer) {
-	client, err := p.client()
-	if err != nil {
-		return
-	}
+func asTold(ctx context.Context, client *kubernetes.Clientset, r *why.Answer) {
 	events, err := client.CoreV1().Events(r.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
 		"involvedObject.uid": string(r.UID), "reason": "NotAllocated"}.String()})
 	if err != nil || len(events.Items) == 0 {

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -36,7 +38,7 @@ var Events = struct{ NotRanked, FieldsDropped, WholeGPU event.Kind }{
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
 		"the API server has dropped fields of the claim; the text names the feature gate that it lacks, and what the "+
 			"claim asks for without them"),
-	WholeGPU: event.Normal("WholeGPU", "ResourceClaim",
+	WholeGPU: event.Warning("WholeGPU", "ResourceClaim, Pod",
 		"the claim asks for a share and has a whole GPU, because that GPU has no shares; the text names both"),
 }
 
@@ -85,6 +87,7 @@ type seenClaim struct {
 	asked   *resourceapi.ResourceClaimSpec // if it asks for the strongest GPU
 	dropped []string                       // fields, as text
 	whole   []string                       // GPUs that it has instead of a share, as text
+	users   []resourceapi.ResourceClaimConsumerReference
 }
 
 const (
@@ -112,7 +115,7 @@ func (u *Claims) see(c *resourceapi.ResourceClaim) {
 	}
 	seen := seenClaim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
 		created: c.CreationTimestamp.Time, dropped: admission.DroppedFields(&c.Spec, c.Annotations),
-		whole: u.wholeGPUs(c)}
+		whole: u.wholeGPUs(c), users: c.Status.ReservedFor}
 	size := 0
 	if u.expander.Asked(&c.Spec) {
 		seen.asked, size = c.Spec.DeepCopy(), c.Spec.Size()
@@ -140,8 +143,8 @@ func (u *Claims) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 		}
 		d := u.expander.View.Device(r.Pool, r.Device)
 		if asked := cluster.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
-			texts = append(texts, fmt.Sprintf("request %s asks for %s and has all of GPU %s of %s, which has no shares",
-				r.Request, asked, r.Device, r.Pool))
+			texts = append(texts, fmt.Sprintf("request %s asks for %s and has all of GPU %s of %s, which has no "+
+				"shares: "+cluster.Shares, r.Request, asked, r.Device, r.Pool, r.Driver))
 		}
 	}
 	return texts
@@ -194,6 +197,16 @@ func (u *Claims) reportOne(ctx context.Context, uid types.UID, c seenClaim) (las
 	if c.whole != nil {
 		_, err := u.tell(ctx, uid, c, "whole-gpu-", Events.WholeGPU, strings.Join(c.whole, "; "))
 		last = cmp.Or(err, last)
+		for _, user := range c.users {
+			if user.Resource != "pods" {
+				continue
+			}
+			about := event.PodReference(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace,
+				Name: user.Name, UID: user.UID}})
+			_, err := feature.CreateEvent(ctx, u.client, Events.WholeGPU, about, "whole-gpu-"+string(user.UID),
+				strings.Join(c.whole, "; "))
+			last = cmp.Or(err, last)
+		}
 	}
 	if c.dropped != nil {
 		_, err := u.tell(ctx, uid, c, "fields-dropped-", Events.FieldsDropped, strings.Join(c.dropped, "; "))

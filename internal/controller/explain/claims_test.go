@@ -66,7 +66,9 @@ func TestClaims(t *testing.T) {
 			`Exists}]}}]`, func(c *resourceapi.ResourceClaim) {
 			c.Annotations = map[string]string{"gpu.nvidia.com/optional-fields": "gpu.tolerations"}
 		}),
-		claim("share-of-no-shares", share, has("e", "gpu-3b-00-0")),
+		claim("share-of-no-shares", share, has("e", "gpu-3b-00-0"), func(c *resourceapi.ResourceClaim) {
+			c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p"}}
+		}),
 		claim("share", share, has("e", "gpu-3b-00-0"), func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID("share"))
 		}),
@@ -109,10 +111,11 @@ func TestClaims(t *testing.T) {
 		got = append(got, line)
 	}
 	slices.Sort(got)
+	const whole = " Warning WholeGPU: request gpu asks for memory 5Gi and has all of GPU gpu-3b-00-0 of e, which has " +
+		"no shares: for a share of another one, add the selector " +
+		"device.attributes['gpu.nvidia.com'].sharing == 'fractional'"
 	if want := []string{"ns allocated Warning NotRanked", "ns lost Warning FieldsDropped",
-		"ns share-of-no-shares Normal WholeGPU: request gpu asks for memory 5Gi and has all of GPU gpu-3b-00-0 of " +
-			"e, which " +
-			"has no shares",
+		"ns p" + whole, "ns share-of-no-shares" + whole,
 		"ns waits Warning NotRanked"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

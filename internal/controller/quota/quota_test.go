@@ -36,6 +36,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -262,6 +263,20 @@ func TestWebhook(t *testing.T) {
 				t.Errorf("got %s, want %s", got, row.quota)
 			}
 		})
+	}
+}
+
+// The refusal of a share names the GPU without shares that makes it large, and the selector that avoids it.
+func TestRefusalOfAShareThatMayBeAWholeGPU(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=12Gi"})
+	w.feature.View = clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "t4-x2", Use: gpu.SharingMode{Sharing: gpu.Exclusive}})
+	w.count(t)
+	got := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false).Result.Message
+	const want = "it may get a whole Tesla T4, which has no shares: for a share of another one, add the selector " +
+		"device.attributes['gpu.nvidia.com'].sharing == 'fractional'"
+	if !strings.HasPrefix(got, "claim c: it may take 15Gi of GPU memory") || !strings.HasSuffix(got, want) {
+		t.Errorf("got %q, want 15Gi, and at the end %q", got, want)
 	}
 }
 

@@ -93,7 +93,7 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	case charged := <-r.done:
 		switch {
 		case errors.As(charged, &refused):
-			return refusal(name(&claim), refused, err)
+			return refusal(name(&claim), refused+exceededError(w.view.Whole(ctx, &claim)), err)
 		case charged != nil:
 			return webhook.Errored(http.StatusServiceUnavailable, charged)
 		}
