@@ -238,7 +238,7 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 			change(DropCapacity, 1, one(fmt.Sprintf("remove capacity.requests.%s", name)),
 				func(all quantities, _ int) { delete(all, name) })
 		}
-		if levels, amount := amounts(name, now, candidates); levels > 0 {
+		if levels, amount := amounts(name, now, candidates); levels > 0 && (now != nil || !p.all()) {
 			change(LowerCapacity, levels, func(level int) string {
 				a := amount(level)
 				return fmt.Sprintf("ask for %s %s %s (capacity.requests.%s)", a.String(), name, instead, name)

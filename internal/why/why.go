@@ -233,19 +233,22 @@ func (c *index) notRollout(pod *corev1.Pod, all []Change) []Change {
 	return slices.Compact(all)
 }
 
-// deploymentOf returns the name of the pod's Deployment, or of another owner, and the hash of its template.
+// deploymentOf returns the name of the pod's Deployment and the hash of its template, or "".
 func deploymentOf(pod *corev1.Pod) (name, hash string) {
-	if pod == nil || metav1.GetControllerOfNoCopy(pod) == nil {
+	if pod == nil || metav1.GetControllerOfNoCopy(pod) == nil || pod.Labels[templateHash] == "" {
 		return "", ""
 	}
-	hash = pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
+	hash = pod.Labels[templateHash]
 	return strings.TrimSuffix(metav1.GetControllerOfNoCopy(pod).Name, "-"+hash), hash
 }
+
+const templateHash = appsv1.DefaultDeploymentUniqueLabelKey
 
 // quote adds what the scheduler says of the pod, if that contradicts the answer.
 func (c *index) quote(pod *corev1.Pod, r *Answer) {
 	for _, said := range pod.Status.Conditions {
-		if r.Outcome != Fits || said.Type != corev1.PodScheduled || said.Status != corev1.ConditionFalse {
+		if r.Outcome != Fits || said.Type != corev1.PodScheduled || said.Status != corev1.ConditionFalse ||
+			said.Message == "" {
 			continue
 		}
 		r.Cause += "; but when the scheduler last tried, it said: " + said.Message

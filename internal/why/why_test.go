@@ -411,6 +411,15 @@ pod p fits now on 1 of 1 nodes`},
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of all of it (capacity.requests.memory)`},
+		{"all GPUs of a node, beside a share", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")))
+			c := claim(t, "c", gpus(", allocationMode: All"))
+			s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants all devices that match, and on no node can it have all; 1 is held by other claims
+smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of all (allocationMode: ExactCount)`},
 		{"a partition of a GPU that is held whole", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "rtxpro6000-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
