@@ -159,8 +159,10 @@ type testNode struct {
 	alone     atomic.Bool // no other instance runs
 	records   *checkpoint.Records
 	labels    map[string]string
+	nodeUID   types.UID
 	apiDown   bool
-	last      *found // by the last discovery by hand
+	stale     atomic.Int32 // how often the slices were called so
+	last      *found       // by the last discovery by hand
 	published inventory.Inventory
 
 	mu          sync.Mutex
@@ -205,7 +207,7 @@ func (l *testNode) getNode(clienttesting.Action) (bool, runtime.Object, error) {
 	if l.apiDown {
 		return true, nil, errors.New("connection refused")
 	}
-	return true, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: l.labels}}, nil
+	return true, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: l.labels, UID: l.nodeUID}}, nil
 }
 
 func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
@@ -248,7 +250,7 @@ func (l *testNode) Removed(d gpu.Device) bool {
 	return l.stays < 0
 }
 
-func (*testNode) Stale() {}
+func (l *testNode) Stale() { l.stale.Add(1) }
 
 func (l *testNode) Set(inv inventory.Inventory) { l.published = inv }
 
@@ -527,12 +529,41 @@ func TestALackOfLabelsIsCachedToo(t *testing.T) {
 	}
 }
 
+// The kubelet tells when it has registered its node anew. Whoever makes the Node object anew by hand tells nobody.
+func TestAnotherNodeObjectIsNoticedWithItsLabels(t *testing.T) {
+	l := newTestNode(t)
+	l.nodeUID = "a"
+	for _, row := range []struct {
+		name    string
+		uid     types.UID
+		apiDown bool
+		want    int32
+	}{
+		{"the first", "a", false, 1},
+		{"the same", "a", false, 0},
+		{"nobody knows", "b", true, 0},
+		{"another one", "b", false, 1},
+		{"the other one again", "b", false, 0},
+	} {
+		l.nodeUID, l.apiDown = row.uid, row.apiDown
+		l.config.expires = time.Now()
+		before := l.stale.Load()
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.stale.Load() - before; got != row.want {
+			t.Errorf("%s: the slices were to be written anew %d times, want %d", row.name, got, row.want)
+		}
+	}
+}
+
 func TestNodeLabels(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node",
 		Labels: map[string]string{configLabel: "a"}}})
 	for name, want := range map[string]string{"node": "a <nil>", "other": " read the labels of this node, which name " +
 		"its node configuration: nodes \"other\" not found"} {
-		labels, err := (&configSource{Options: Options{NodeName: name, Client: client}}).currentLabels(t.Context())
+		labels, err := (&configSource{Options: Options{NodeName: name, Client: client,
+			Publisher: newTestNode(t)}}).currentLabels(t.Context())
 		if got := fmt.Sprint(labels[configLabel], " ", err); got != want {
 			t.Errorf("%s: got %s, want %s", name, got, want)
 		}

@@ -14,7 +14,9 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/event"
@@ -43,6 +45,7 @@ const (
 type configSource struct {
 	Options
 	labels   map[string]string // all labels of the node; nil: never read
+	node     types.UID         // of the Node object that they were read from
 	expires  time.Time         // when the labels expire
 	inForce  *namedConfig      // the last valid one; nil: there was none
 	reported map[string]string // the last message of each kind
@@ -126,7 +129,8 @@ func (s *configSource) open(names ...string) (name, text string, err error) {
 	return "", "", nil
 }
 
-// currentLabels returns the labels of the node. After an error, it returns the last known ones.
+// currentLabels returns the labels of the node. After an error, it returns the last known ones. If the Node object is
+// another one than before, its slices have to be written anew.
 func (s *configSource) currentLabels(ctx context.Context) (map[string]string, error) {
 	if s.labels != nil && time.Now().Before(s.expires) {
 		return s.labels, nil
@@ -134,6 +138,10 @@ func (s *configSource) currentLabels(ctx context.Context) (map[string]string, er
 	limited, cancel := context.WithTimeout(ctx, labelTimeout)
 	defer cancel()
 	node, err := s.Client.CoreV1().Nodes().Get(limited, s.NodeName, metav1.GetOptions{ResourceVersion: "0"})
+	if uid := node.GetUID(); uid != s.node && (err == nil || apierrors.IsNotFound(err)) {
+		s.node = uid
+		s.Publisher.Stale()
+	}
 	if err != nil {
 		err = fmt.Errorf("read the labels of this node, which name its node configuration: %w", err)
 		if s.labels == nil {

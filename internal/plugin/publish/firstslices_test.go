@@ -86,13 +86,14 @@ func TestFirstSlicesAreWrittenOnce(t *testing.T) {
 	}
 }
 
-// newServer returns a clientset that generates names, as the API server does.
+// newServer returns a clientset that generates names and versions, as the API server does.
 func newServer() *fake.Clientset {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
 	var names atomic.Int32
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-		slice.Name = fmt.Sprint(slice.GenerateName, names.Add(1))
+		n := names.Add(1)
+		slice.Name, slice.ResourceVersion = fmt.Sprint(slice.GenerateName, n), fmt.Sprint(n)
 		return false, nil, nil
 	})
 	return client

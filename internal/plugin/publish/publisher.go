@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -57,6 +58,7 @@ type Publisher struct {
 	mu         sync.Mutex
 	lock       *os.File                  // if this instance is the leader
 	controller *resourceslice.Controller // nil: nothing is published yet
+	owner      types.UID                 // of its slices: the Node's
 }
 
 // New returns a Publisher without an inventory.
@@ -67,7 +69,7 @@ func New(c PublisherConfig) *Publisher {
 }
 
 // Stale makes the publisher publish the next inventory even if it is the same: a kubelet removes all slices of its node
-// when it starts.
+// when it starts, and the Node object may be another one.
 func (p *Publisher) Stale() { p.stale.Store(true) }
 
 // Set replaces the inventory to publish. It does not block.

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -21,17 +23,29 @@ import (
 // after it has registered the plugin.
 const repairDelay = 500 * time.Millisecond
 
-// startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop.
-func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.DriverResources) (err error) {
+// startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop. The controller keeps the
+// UID of its owner. For another Node object of the same name there is another controller, and for none there is none:
+// Kubernetes removes what belongs to a Node that is gone.
+func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.DriverResources) error {
+	node, err := p.Client.CoreV1().Nodes().Get(ctx, p.Node, metav1.GetOptions{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.controller != nil {
-		p.controller.Update(&resources)
-		return nil
+		if err != nil && !apierrors.IsNotFound(err) || err == nil && node.UID == p.owner {
+			p.controller.Update(&resources)
+			return err
+		}
+		klog.FromContext(ctx).Info("The Node object is another one: its slices are written anew", "before", p.owner)
+		p.controller.Stop()
+		p.controller = nil
 	}
+	if err != nil {
+		return fmt.Errorf("start to publish: %w", err)
+	}
+	p.owner = node.UID
 	p.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: p.Driver, KubeClient: p.Client, Resources: &resources, ErrorHandler: p.Gates.failed,
-		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node},
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node, UID: p.owner},
 		SyncDelay: ptr.To(repairDelay),
 	})
 	if err != nil {

@@ -12,25 +12,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // A kubelet that starts removes the slices of its node, at any moment before or after it has registered the plugin.
 func TestRemovedSlicesAreBackSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "n"}})
-		// A real API server names objects; without names the controller takes each slice for a wrong one.
-		created := 0
-		client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			created++
-			slice := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-			slice.Name, slice.ResourceVersion = fmt.Sprint(slice.GenerateName, created), fmt.Sprint(created)
-			return false, nil, nil
-		})
+		client := newServer()
 		api := client.ResourceV1().ResourceSlices()
 		count := func() int {
 			list, err := api.List(t.Context(), metav1.ListOptions{})
@@ -71,5 +65,95 @@ func TestRemovedSlicesAreBackSoon(t *testing.T) {
 				t.Fatalf("2 s after they were removed: got %d slices, want 1", got)
 			}
 		}
+	})
+}
+
+// The Node object was deleted, and later made anew under its name. Kubernetes removes what belongs to the former one.
+func TestSlicesFollowTheNodeObject(t *testing.T) {
+	dir, gates := t.TempDir(), learned(t, &oldServer{})
+	synctest.Test(t, func(t *testing.T) {
+		client := newServer()
+		api, nodes := client.ResourceV1().ResourceSlices(), client.CoreV1().Nodes()
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		writes := func() (n int) {
+			for _, a := range client.Actions() {
+				if a.GetResource().Resource == "resourceslices" && (a.Matches("create", "resourceslices") ||
+					a.Matches("update", "resourceslices")) {
+					n++
+				}
+			}
+			return n
+		}
+		// collectGarbage works for a minute, and returns the owners of the slices that it leaves.
+		collectGarbage := func() (owners []types.UID) {
+			for range 600 {
+				time.Sleep(100 * time.Millisecond)
+				node, err := nodes.Get(t.Context(), "node", metav1.GetOptions{})
+				owners = nil
+				for _, s := range listSlices(t, client) {
+					if err != nil || s.OwnerReferences[0].UID != node.UID {
+						must(api.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
+					} else {
+						owners = append(owners, s.OwnerReferences[0].UID)
+					}
+				}
+			}
+			return owners
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := New(PublisherConfig{Client: client, Driver: driver, Node: "node", Dir: dir,
+			Readiness: report.NewReadiness(time.Minute)})
+		p.Gates = gates
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Run(ctx)
+		}()
+		inv := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}})
+		p.Set(inv)
+		for _, row := range []struct {
+			name   string
+			change func()
+			want   string
+			writes int // of two slices
+		}{
+			{"at first", func() {}, "[node-uid node-uid]", 2},
+			{"nothing has changed", p.Stale, "[node-uid node-uid]", 0},
+			{"the Node is gone", func() {
+				must(nodes.Delete(ctx, "node", metav1.DeleteOptions{}))
+				p.Stale()
+			}, "[]", 0},
+			{"it is made anew", func() {
+				_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "new"}},
+					metav1.CreateOptions{})
+				must(err)
+				p.Stale()
+			}, "[new new]", 2},
+			{"another one at once", func() {
+				must(nodes.Delete(ctx, "node", metav1.DeleteOptions{}))
+				_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "newer"}},
+					metav1.CreateOptions{})
+				must(err)
+				p.Stale()
+			}, "[newer newer]", 2},
+		} {
+			before := writes()
+			row.change()
+			p.Set(inv)
+			if got := fmt.Sprint(collectGarbage()); got != row.want {
+				t.Errorf("%s: got slices of the Nodes %s, want %s", row.name, got, row.want)
+			}
+			if got := writes() - before; got != row.writes {
+				t.Errorf("%s: %d slices were written in a minute, want %d", row.name, got, row.writes)
+			}
+		}
+		cancel()
+		<-ended
+		p.Stop()
 	})
 }
