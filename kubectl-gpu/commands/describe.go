@@ -181,14 +181,8 @@ func remedy(g *GPU, t Taint) string {
 	default:
 		return ""
 	}
-	where := cmp.Or(g.UUID, "INDEX") // nvidia-smi knows both
-	if g.device != nil {
-		if index := g.device.Attributes["index"].IntValue; index != nil {
-			where = strconv.FormatInt(*index, 10)
-		}
-	}
 	meaning, advice := health.Describe(cause)
-	return fmt.Sprintf("%s: %s What to do: %s", cause.Title(), meaning, health.OfGPU(advice, where))
+	return fmt.Sprintf("%s: %s What to do: %s", cause.Title(), meaning, health.OfGPU(advice, cmp.Or(g.UUID, "INDEX")))
 }
 
 // section prints a title and indented lines, or none.

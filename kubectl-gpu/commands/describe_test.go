@@ -159,15 +159,14 @@ func TestDescribeShortName(t *testing.T) {
 	}
 }
 
-// A taint about health says what is wrong and what to do, with the index of the GPU.
+// A taint about health says what is wrong and what to do, with the UUID of the GPU.
 func TestDescribeRemedy(t *testing.T) {
+	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
 	for _, row := range []struct{ key, value, want string }{
 		{"gpu.nvidia.com/xid", "48", "XID 48: A memory error that could not be corrected. What to do: End the " +
-			"programs on " +
-			"the GPU, and reset it: nvidia-smi -r -i 1."},
+			"programs on the GPU, and reset it: nvidia-smi -r -i " + uuid + "."},
 		{"gpu.nvidia.com/unhealthy", "RecoveryActionReset", "RecoveryActionReset: NVIDIA's driver asks for a reset " +
-			"of the " +
-			"GPU. What to do: End the programs on the GPU, and reset it: nvidia-smi -r -i 1."},
+			"of the GPU. What to do: End the programs on the GPU, and reset it: nvidia-smi -r -i " + uuid + "."},
 		{"gpu.nvidia.com/xid", "many", "an XID, the value"},
 	} {
 		s := newCluster(t)

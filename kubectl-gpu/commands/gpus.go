@@ -25,7 +25,7 @@ type GPU struct {
 	Name              string `json:"name"` // of the whole GPU, also if only partitions are published
 	Driver            string `json:"driver"`
 	Pool              string `json:"pool"`
-	Index             *int64 `json:"index,omitempty"` // NVML's, as nvidia-smi shows it
+	Index             *int64 `json:"index,omitempty"` // that of nvidia-smi at first, which the GPU keeps
 	UUID              string `json:"uuid,omitempty"`
 	Model             string `json:"model,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`

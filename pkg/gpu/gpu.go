@@ -40,7 +40,7 @@ type Device struct {
 	PCI       PCIAddress
 	PCIeRoot  string // the root complex above it, "pci0000:3a"
 	NUMANode  int    // the NUMA node that it is attached to, NoNUMANode when unknown
-	Index     int    // NVML's enumeration order
+	Index     int    // NVML's enumeration order; what the plugin publishes stays: see internal/plugin/node
 	Minor     int    // N of /dev/nvidiaN
 	Topology  Topology
 	Product   Product

@@ -182,7 +182,7 @@ func newTable() ([]Entry, map[Cause]int) {
 // Defaults returns the table of defaults: first the causes that are no XIDs, then the XIDs by number.
 func Defaults() []Entry { return slices.Clone(table) }
 
-// OfGPU returns the advice with the name of the GPU for nvidia-smi: its index or UUID.
+// OfGPU returns the advice with the name of the GPU for nvidia-smi: its UUID.
 func OfGPU(advice, name string) string { return strings.ReplaceAll(advice, "INDEX", name) }
 
 // Describe says what a cause is and what a person can do, also for causes that are not in the table.

@@ -50,8 +50,15 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return versionOf(d.DriverVersion) }},
 	{"cudaDriverVersion", "the newest CUDA that this driver serves; the third part is 0",
 		func(d gpu.Device) value { return version(d.CUDAVersion.Major, d.CUDAVersion.Minor, 0) }},
-	{"index", "the number of the GPU in `nvidia-smi`; another one when a GPU before it is gone",
-		func(d gpu.Device) value { return number(d.Index) }},
+	{"index", "the number of the GPU in `nvidia-smi` when the driver found it; the GPU keeps it while it is in the " +
+		"node, also when `nvidia-smi` numbers it anew; not of a GPU that somebody else has bound to vfio-pci, " +
+		"and not of type `monitor`",
+		func(d gpu.Device) value {
+			if d.Index < 0 {
+				return value{}
+			}
+			return number(d.Index)
+		}},
 	{"minor", "N of `/dev/nvidiaN`",
 		func(d gpu.Device) value { return number(d.Minor) }},
 	{"profile", "the MIG profile of a partition (`1g.10gb`), the type of a vGPU (`A16-4Q`); empty for a whole GPU",

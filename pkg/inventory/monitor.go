@@ -35,6 +35,7 @@ func monitor(node string) gpu.Device {
 		Type:     gpu.TypeMonitor,
 		UUID:     gpu.UUID(id),
 		NUMANode: gpu.NoNUMANode,
+		Index:    -1,
 		Topology: gpu.Topology{NVLinkDomain: id, FabricDomain: id},
 	}
 }

@@ -140,7 +140,7 @@ func (e entry) unpartitionable(devices []gpu.Device) []string {
 	for _, d := range devices {
 		if e.use.Partitions == gpu.PartitionsDynamic && d.MIG.Capable && !d.MIG.Enabled && !d.MIG.Switchable {
 			out = append(out, at(e.partitions.line, e.partitions.path,
-				"%s has MIG mode off, and only a reset can change that: nvidia-smi -i %d -mig 1", d.Name, d.Index))
+				"%s has MIG mode off, and only a reset can change that: nvidia-smi -i %s -mig 1", d.Name, d.UUID))
 		}
 	}
 	return out

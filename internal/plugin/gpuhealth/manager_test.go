@@ -823,7 +823,7 @@ func TestTextsOfEvents(t *testing.T) {
 		{"a reset helps", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 48) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 48: A memory error that could not be corrected. " +
 				"Since 2026-11-22T12:00:00Z. What to do: End the programs on the GPU, and reset it: " +
-				"nvidia-smi -r -i 1. New claims avoid it (NoSchedule), until the GPU has been reset, " +
+				"nvidia-smi -r -i GPU-1. New claims avoid it (NoSchedule), until the GPU has been reset, " +
 				"or NVIDIA's driver says that the GPU needs no recovery."},
 		{"pods are evicted", rules(health.EffectNoExecute, "XID79"), func(n *testNode) { n.xid("GPU-1", 79) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since " +

@@ -5,7 +5,6 @@ package gpuhealth
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,10 +31,10 @@ func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition)
 			node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
 		}
 	case rule.Effect == health.EffectNone:
-		text += describe(c, rule, m.forNVIDIASMI(c.GPU)) + " It keeps no claim away."
+		text += describe(c, rule) + " It keeps no claim away."
 		node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
 	default:
-		text += describe(c, rule, m.forNVIDIASMI(c.GPU)) + " " + m.consequence(c, rule)
+		text += describe(c, rule) + " " + m.consequence(c, rule)
 	}
 	klog.FromContext(ctx).Info("Health of GPU", "uuid", c.GPU, "cause", c.Cause, "active", c.Active(), "effect",
 		rule.Effect, "recovery", rule.Recovery, "message", text)
@@ -95,7 +94,7 @@ func (m *Manager) condition(d gpu.Device, c report.DeviceCondition) report.Devic
 	for _, wrong := range m.state.Of(d) {
 		if rule := m.rule(wrong); rule.Effect != health.EffectNone {
 			c.Status, c.Reason, c.Since = metav1.ConditionFalse, string(wrong.Cause), wrong.Since
-			c.Message = describe(wrong, rule, m.forNVIDIASMI(wrong.GPU)) + " " + m.consequence(wrong, rule)
+			c.Message = describe(wrong, rule) + " " + m.consequence(wrong, rule)
 			break
 		}
 	}
@@ -117,19 +116,8 @@ func (m *Manager) subject(c health.Condition) string {
 	return fmt.Sprintf("GPU %s (%s%s)", name, product, c.GPU)
 }
 
-// forNVIDIASMI returns how nvidia-smi names the GPU: by its index, or by its UUID when it is not there.
-func (m *Manager) forNVIDIASMI(uuid gpu.UUID) string {
-	for _, d := range m.known.GPUs {
-		if d.UUID == uuid && !d.Lost {
-			return strconv.Itoa(d.Index)
-		}
-	}
-	return string(uuid)
-}
-
 // describe says what happened, since when, and what a person can do.
-// name is that of the GPU for nvidia-smi.
-func describe(c health.Condition, rule health.Rule, name string) string {
+func describe(c health.Condition, rule health.Rule) string {
 	meaning, advice := health.Describe(c.Cause)
 	what := c.Cause.Title()
 	if c.Detail != "" {
@@ -147,7 +135,7 @@ func describe(c health.Condition, rule health.Rule, name string) string {
 		}
 		text += "."
 	}
-	return text + " What to do: " + health.OfGPU(advice, name)
+	return text + " What to do: " + health.OfGPU(advice, string(c.GPU))
 }
 
 // consequence says what the driver does, and until when.
@@ -201,7 +189,7 @@ func (m *Manager) reportOf(d gpu.Device) health.DeviceReport {
 		if rule.Effect != health.EffectNone {
 			r.Status = health.Unhealthy
 		}
-		texts = append(texts, describe(c, rule, m.forNVIDIASMI(c.GPU)))
+		texts = append(texts, describe(c, rule))
 	}
 	if d.Lost && r.Status == health.Healthy {
 		r.Status = health.Unhealthy

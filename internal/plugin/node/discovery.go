@@ -67,6 +67,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 	expected := slices.DeleteFunc(slices.Clone(gpus), removed)
 	present = slices.DeleteFunc(present, func(d gpu.Device) bool { return d.Lost && removed(d) })
 	all := withProduct(inventory.New(present), f.known).Retain(expected, f.records.touches)
+	all = withIndexes(all, gpus)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)
@@ -122,6 +123,38 @@ func withProduct(gpus, known inventory.Inventory) inventory.Inventory {
 			before.Product != (gpu.Product{}) { // of a GPU that was lost at the first discovery, nothing is known
 			gpus[i].Product, gpus[i].Topology = before.Product, before.Topology
 			gpus[i].Product.PeakCompute = cmp.Or(before.Product.PeakCompute, d.Product.PeakCompute)
+		}
+	}
+	return gpus
+}
+
+// withIndexes gives each GPU the index that it keeps, because node configurations and claims select by it: NVML numbers
+// the others anew when a GPU goes to a virtual machine. A known GPU has its former index; a new one has that of the GPU
+// that was in its place, or NVML's, or else the first free one. A GPU that somebody else has bound to vfio-pci has none.
+func withIndexes(gpus, known inventory.Inventory) inventory.Inventory {
+	gpus = slices.Clone(gpus)
+	former := func(d gpu.Device, found bool) int {
+		if !found {
+			return -1
+		}
+		return d.Index
+	}
+	taken, done := map[int]bool{-1: true}, map[string]bool{}
+	for _, choose := range []func(gpu.Device) int{
+		func(d gpu.Device) int { return former(known.FindUUID(d.UUID)) },
+		func(d gpu.Device) int { return former(known.Find(d.Name)) },
+		func(d gpu.Device) int { return d.Index },
+		func(gpu.Device) (n int) {
+			for taken[n] {
+				n++
+			}
+			return n
+		},
+	} {
+		for i, d := range gpus {
+			if n := choose(d); !done[d.Name] && !taken[n] && (d.VFIO == nil || !d.VFIO.External()) {
+				gpus[i].Index, taken[n], done[d.Name] = n, true, true
+			}
 		}
 	}
 	return gpus

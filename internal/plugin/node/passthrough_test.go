@@ -4,6 +4,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -131,6 +132,86 @@ func TestGPUInAVirtualMachine(t *testing.T) {
 	}
 	if d, _ := l.Inventory().Find("gpu-0"); d.Lost || d.InVM() {
 		t.Errorf("it has been returned: got %+v", d)
+	}
+}
+
+// The index is that of a card, whatever NVML numbers it while others are away: a node configuration that selects by it
+// means the same card.
+func TestAGPUKeepsItsIndex(t *testing.T) {
+	l := newVMNode(t)
+	card := func(name string, bus uint8) gpu.Device {
+		return gpu.Device{Name: "gpu-" + name, UUID: gpu.UUID("GPU-" + name), Type: gpu.TypeGPU,
+			PCI: gpu.PCIAddress{Bus: bus}}
+	}
+	cards := append(l.devices, card("2", 3), card("3", 4))
+	nvml := func(devices ...gpu.Device) { // numbers what it lists
+		l.devices = slices.Clone(devices)
+		for i := range l.devices {
+			l.devices[i].Index = i
+		}
+	}
+	back := func() { nvml(cards...); l.unlisted = nil }
+	l.write("default", configHead+"gpus: [{select: {index: 3}, sharing: exclusive}]")
+	var rec checkpoint.PreparedClaim
+	for _, row := range []struct {
+		name   string
+		change func()
+		want   string // the index of each GPU, and which one the configuration selects
+	}{
+		{"all are listed", back, "gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
+		{"a virtual machine has the first", func() { nvml(cards...); rec = l.claim(); l.bind("vfio-pci"); nvml(l.devices...) },
+			"gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
+		{"the plugin starts anew meanwhile", func() { l.restart(l.Options) },
+			"gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
+		{"it is back", func() { l.release(rec); back() }, "gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
+		{"two have changed places", func() {
+			cards[2].Name, cards[3].Name, cards[2].PCI, cards[3].PCI = "gpu-3", "gpu-2", cards[3].PCI, cards[2].PCI
+			cards[2], cards[3] = cards[3], cards[2]
+			back()
+		}, "gpu-0 0, gpu-1 1, gpu-2 3 exclusive, gpu-3 2"},
+		{"one is removed for good", func() { l.removed = "GPU-1"; nvml(cards[0], cards[2], cards[3]) },
+			"gpu-0 0, gpu-2 3 exclusive, gpu-3 2"},
+		{"the plugin starts anew", func() { l.restart(l.Options) }, "gpu-0 0, gpu-2 3 exclusive, gpu-3 2"},
+		{"another one is in its place", func() { cards[1].UUID = "GPU-new"; back() },
+			"gpu-0 0, gpu-1 1, gpu-2 3 exclusive, gpu-3 2"},
+		{"one more comes before them", func() { cards = append([]gpu.Device{card("00", 0)}, cards...); back() },
+			"gpu-0 0, gpu-00 4, gpu-1 1, gpu-2 3 exclusive, gpu-3 2"},
+	} {
+		row.change()
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, d := range l.published.GPUs() {
+			text := fmt.Sprint(d.Name, " ", d.Index)
+			if d.Use.Sharing == gpu.Exclusive {
+				text += " exclusive"
+			}
+			got = append(got, text)
+		}
+		slices.Sort(got)
+		if got := strings.Join(got, ", "); got != row.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", row.name, got, row.want)
+		}
+	}
+}
+
+// An older version has saved the indexes that NVML told while a GPU was away: two have the same one.
+func TestIndexesAreUnique(t *testing.T) {
+	one := func(uuid gpu.UUID, index int, v *gpu.VFIO) gpu.Device {
+		return gpu.Device{Name: "gpu-" + strings.ToLower(string(uuid)), UUID: uuid, Index: index, VFIO: v}
+	}
+	known := inventory.Inventory{one("A", 0, nil), one("B", 1, nil), one("C", 1, nil)}
+	byHand := &gpu.VFIO{Bound: true}
+	inAClaim := &gpu.VFIO{Bound: true, Functions: []gpu.PCIFunction{{}}}
+	got := withIndexes(inventory.Inventory{one("A", 0, nil), one("B", 1, inAClaim), one("C", 1, nil),
+		one("D", -1, byHand), one("E", -1, byHand), one("F", -1, inAClaim)}, known)
+	var text []string
+	for _, d := range got {
+		text = append(text, fmt.Sprint(d.UUID, " ", d.Index))
+	}
+	if got, want := strings.Join(text, ", "), "A 0, B 1, C 2, D -1, E -1, F 3"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
