@@ -106,6 +106,7 @@ func run(ctx context.Context, o options, p Platform) error {
 		Machine:         restarting{gpus, end},
 		ContainerUsage:  o.metricsContainerUsage,
 		VirtualMachines: o.virtualMachines,
+		WithoutMonitor:  !o.monitorDevice,
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",

@@ -63,6 +63,7 @@ type Plugin struct {
 	ContainerUsage bool
 	// VirtualMachines: see node.Options.
 	VirtualMachines bool
+	WithoutMonitor  bool   // see publish.PublisherConfig
 	Proc            string // see usage.CollectorConfig
 	// GPUManagerNames: see usage.CollectorConfig.
 	GPUManagerNames bool
@@ -107,7 +108,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	reporter := report.NewReporter(reports, report.ReporterConfig{Driver: p.DriverName, Node: p.NodeName,
 		Client: p.Client, Stopping: ctx.Done()})
 	publisher := publish.New(publish.PublisherConfig{Client: p.Client, Driver: p.DriverName, Node: p.NodeName,
-		Dir: p.PluginDir, Records: records, Reporter: reporter, Readiness: readiness})
+		Dir: p.PluginDir, Records: records, Reporter: reporter, Readiness: readiness,
+		WithoutMonitor: p.WithoutMonitor})
 	hotPlug, err := uevent.Watch(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Info("GPUs that come and go are noticed late", "why", err)
@@ -115,8 +117,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	resumes := make(chan struct{}, 1)
 	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
-		VirtualMachines: p.VirtualMachines,
-		Alone:           p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
+		VirtualMachines: p.VirtualMachines, WithoutMonitor: p.WithoutMonitor,
+		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
 		Reporter: reporter, HotPlug: hotPlug, Resume: resumes})
 	containerUsage := p.usage(gpus)
 	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,

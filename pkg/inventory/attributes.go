@@ -51,14 +51,9 @@ var AllAttributes = []Attribute{
 	{"cudaDriverVersion", "the newest CUDA that this driver serves; the third part is 0",
 		func(d gpu.Device) value { return version(d.CUDAVersion.Major, d.CUDAVersion.Minor, 0) }},
 	{"index", "the number of the GPU in `nvidia-smi` when the driver found it; the GPU keeps it while it is in the " +
-		"node, also when `nvidia-smi` numbers it anew; not of a GPU that somebody else has bound to vfio-pci, " +
-		"and not of type `monitor`",
-		func(d gpu.Device) value {
-			if d.Index < 0 {
-				return value{}
-			}
-			return number(d.Index)
-		}},
+		"node, also when `nvidia-smi` numbers it anew; -1: none, of the monitor device and of a GPU that somebody " +
+		"else has bound to vfio-pci",
+		func(d gpu.Device) value { return number(d.Index) }},
 	{"minor", "N of `/dev/nvidiaN`",
 		func(d gpu.Device) value { return number(d.Minor) }},
 	{"profile", "the MIG profile of a partition (`1g.10gb`), the type of a vGPU (`A16-4Q`); empty for a whole GPU",
@@ -202,7 +197,7 @@ func attributes(d gpu.Device) map[resourceapi.QualifiedName]value {
 func (inv Inventory) Attributes(node, device string) map[string]resourceapi.DeviceAttribute {
 	d, ok := inv.Find(device)
 	if !ok && device == Monitor {
-		d, ok = monitor(node), true
+		d, ok = inv.monitor(node), true
 	}
 	if !ok {
 		return nil

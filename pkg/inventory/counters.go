@@ -46,6 +46,10 @@ func (c counters) add(name string, n int) {
 	}
 }
 
+// memoryCounter is what a GPU and its partitions have of the memory, as their capacity. NVIDIA's driver has it, too, and
+// others count by it; which partitions fit beside each other, the memory slices say.
+const memoryCounter = "memory"
+
 // wholeCounter is the only counter of a GPU that has no partitions and that virtual machines can have.
 const wholeCounter = "gpu"
 
@@ -69,43 +73,45 @@ func countersOf(inv Inventory) map[string]counters {
 		}
 	}
 	for name, of := range partitions {
-		all[name] = totals(of)
+		whole, _ := inv.Find(name) // none while only its partitions are offered
+		all[name] = totals(Memory(whole), of)
 	}
 	addFrameBuffer(inv, all)
 	return all
 }
 
-// totals returns the counters of a GPU with these possible partitions: each memory slice once, and the most engines
-// that partitions can have together.
-func totals(partitions []gpu.Partition) counters {
-	c := counters{}
+// totals returns the counters of a GPU with this memory and these possible partitions: each memory slice once, and the
+// most engines and memory that partitions can have together.
+func totals(memory uint64, partitions []gpu.Partition) counters {
+	together := most(partitions, func(p gpu.Partition) int { return int(p.Memory / memoryUnit) })
+	c := counters{memoryCounter: bytesCounter(max(memory, uint64(together)*memoryUnit))}
 	for _, p := range partitions {
 		takeSlices(c, p)
 	}
 	for _, e := range engines {
-		c.add(e.counter, maxEngines(partitions, e.of))
+		c.add(e.counter, most(partitions, func(p gpu.Partition) int { return e.of(p.Engines) }))
 	}
 	return c
 }
 
-// maxEngines returns the most engines of a kind that partitions can have at the same time, limited by memory slices.
+// most returns the most of something that partitions can have at the same time, limited by memory slices.
 // Profiles with a "+" ("1g.10gb+me") do not add to it, because NVIDIA allows only one or few of them; a single one must
 // fit.
-func maxEngines(partitions []gpu.Partition, of func(gpu.Engines) int) int {
+func most(partitions []gpu.Partition, of func(gpu.Partition) int) int {
 	end, one := 0, 0
 	for _, p := range partitions {
-		end, one = max(end, p.Start+p.Size), max(one, of(p.Engines))
+		end, one = max(end, p.Start+p.Size), max(one, of(p))
 	}
-	most := make([]int, end+1) // most[n] is for the first n memory slices
+	first := make([]int, end+1) // first[n] is for the first n memory slices
 	for n := 1; n <= end; n++ {
-		most[n] = most[n-1]
+		first[n] = first[n-1]
 		for _, p := range partitions {
 			if p.Start+p.Size == n && !strings.Contains(p.Profile, "+") {
-				most[n] = max(most[n], most[p.Start]+of(p.Engines))
+				first[n] = max(first[n], first[p.Start]+of(p))
 			}
 		}
 	}
-	return max(one, most[end])
+	return max(one, first[end])
 }
 
 func takeSlices(c counters, p gpu.Partition) {
@@ -123,7 +129,7 @@ func consumed(d gpu.Device, all counters) counters {
 	if d.Partition == nil {
 		return all
 	}
-	c := counters{}
+	c := counters{memoryCounter: bytesCounter(Memory(d))}
 	takeSlices(c, *d.Partition)
 	for _, e := range engines {
 		c.add(e.counter, e.of(d.Partition.Engines))

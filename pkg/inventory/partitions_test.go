@@ -17,6 +17,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // migProfile is a profile, and how many partitions of it NVIDIA lets a GPU have.
@@ -351,7 +353,9 @@ func layout(all []resourceslice.Slice) string {
 func TestCountersMatchNVIDIAsPlacements(t *testing.T) {
 	for model, table := range migTables {
 		t.Run(model, func(t *testing.T) {
-			inv := divided(partitionable(model, 1))
+			gpus := partitionable(model, 1)
+			gpus[0].Memory = 1 << 30 // what NVML says of the whole must not keep partitions from each other
+			inv := divided(gpus)
 			instances := map[string]int{}
 			for _, p := range table {
 				instances[p.Name] = p.Instances
@@ -405,6 +409,44 @@ func TestCountersMatchNVIDIAsPlacements(t *testing.T) {
 			}
 			t.Logf("%d combinations", seen)
 		})
+	}
+}
+
+// The counter memory is the capacity of the GPU and of each partition, so that a quota by it charges what a claim gets. On
+// each simulated machine the partitions that fit have no more together.
+func TestTheCounterOfMemoryIsTheCapacity(t *testing.T) {
+	partitions := 0
+	for _, profile := range simulator.Profiles() {
+		devices := simtest.Discover(t, profile)
+		for i := range devices {
+			devices[i].Use = gpu.SharingMode{Partitions: gpu.PartitionsDynamic}
+		}
+		sets := map[string]resourceapi.CounterSet{}
+		pool := divided(devices).Pools(nodeName)[nodeName]
+		for _, s := range pool.Slices {
+			for _, set := range s.SharedCounters {
+				sets[set.Name] = set
+			}
+		}
+		for _, s := range pool.Slices {
+			for _, d := range s.Devices {
+				if c := d.ConsumesCounters; len(c) == 0 || len(sets[c[0].CounterSet].Counters) == 1 {
+					continue // a GPU without partitions has only the counter of the whole
+				}
+				checkLimits(t, d, sets)
+				counters := d.ConsumesCounters[0].Counters
+				if n := len(sets[d.ConsumesCounters[0].CounterSet].Counters); n > 32 {
+					t.Errorf("%s: %s: the GPU has %d counters", profile, d.Name, n)
+				}
+				if got, want := counters["memory"].Value, d.Capacity["memory"].Value; got.Cmp(want) != 0 {
+					t.Errorf("%s: %s takes %s of the memory, and has %s", profile, d.Name, got.String(), want.String())
+				}
+				partitions++
+			}
+		}
+	}
+	if partitions == 0 {
+		t.Error("no machine has partitions")
 	}
 }
 

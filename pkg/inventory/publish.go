@@ -3,7 +3,6 @@
 package inventory
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -126,7 +125,7 @@ func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
 	pools := map[string]resourceslice.Pool{node: pool}
 	if name := MonitorPool(node); len(inv) > 0 && len(name) <= resourceapi.PoolNameMaxLength {
 		pools[name] = resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{
-			publish(monitor(node), nil)}}}}
+			publish(inv.monitor(node), nil)}}}}
 	}
 	return pools
 }
@@ -137,15 +136,14 @@ func SelectSlices(driver, node string) string {
 		resourceapi.ResourceSliceSelectorNodeName: node}.String()
 }
 
-// Slices returns the slices of the pools as the controller of kubeletplugin creates them, in the order of the names of
-// the pools. They have no owner. The API server appends to their names, which begin with the number of the slice in its
+// Slices returns the slices of the pools as package publish creates them, in the order of the names of the pools. They have no owner. The API server appends to their names, which begin with the number of the slice in its
 // pool.
 func Slices(driver, node string, pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
 	var all []*resourceapi.ResourceSlice
 	for _, name := range slices.Sorted(maps.Keys(pools)) {
 		for i, s := range pools[name].Slices {
 			all = append(all, &resourceapi.ResourceSlice{
-				ObjectMeta: metav1.ObjectMeta{GenerateName: fmt.Sprintf("%05x-%s-%s-", i, driver, node)},
+				ObjectMeta: metav1.ObjectMeta{GenerateName: SlicePrefix(i, driver, node, name) + node + "-"},
 				Spec: resourceapi.ResourceSliceSpec{
 					Driver: driver,
 					Pool: resourceapi.ResourcePool{Name: name, Generation: 1,

@@ -93,9 +93,9 @@ node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kuberne
 lease fleet-1
 lease fleet-2
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2, owners 1: 2 devices
-slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-2- of node fleet-2, pool fleet-2/monitor, owners 1: 1 devices
 pod early on fleet-1: Running
 pod elsewhere on node-1: Pending
 pod waits on : Pending
@@ -114,7 +114,7 @@ pod waits on : Pending
 node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 pod elsewhere on node-1: Pending
 pod waits on : Pending
 `)
@@ -160,7 +160,7 @@ func TestStartReplacesWhatAFleetHasLeft(t *testing.T) {
 node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 `)
 	requireError(t, f.Stop(t.Context()), "")
 }
@@ -341,7 +341,7 @@ func TestInertNodes(t *testing.T) {
 node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 pod early on fleet-1: Pending
 `)
 	requireError(t, f.Stop(t.Context()), "")

@@ -88,7 +88,7 @@ type metrics struct {
 	published inventory.Inventory
 }
 
-func (m metrics) set(all *report.Metrics, node string) {
+func (m metrics) set(all *report.Metrics, o Options) {
 	if m.answered != nil {
 		all.Answered(m.answered)
 	}
@@ -99,7 +99,11 @@ func (m metrics) set(all *report.Metrics, node string) {
 		all.PendingChanges(*m.pending)
 	}
 	if m.published != nil {
-		all.Published(m.published.Pools(node))
+		pools := m.published.Pools(o.NodeName)
+		if o.WithoutMonitor {
+			delete(pools, inventory.MonitorPool(o.NodeName))
+		}
+		all.Published(pools)
 	}
 }
 

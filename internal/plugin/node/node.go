@@ -74,6 +74,7 @@ type Options struct {
 	FindUsers bool
 	// VirtualMachines offers GPUs to virtual machines, unless the node configuration says otherwise.
 	VirtualMachines bool
+	WithoutMonitor  bool // see publish.PublisherConfig
 	// Alone reports whether no other instance of the plugin serves the kubelet.
 	Alone     func() bool
 	Gates     *publish.Gates // of the API server, which limit what it can describe
@@ -307,7 +308,7 @@ func (n *Node) do(ctx context.Context, a actions) {
 		}
 		n.release <- *a.Health.Release
 	}
-	a.Metrics.set(n.Metrics, n.NodeName)
+	a.Metrics.set(n.Metrics, n.Options)
 	for _, notice := range append(a.Notices, a.Health.Notices...) {
 		n.Reporter.Write(notice)
 	}

@@ -43,6 +43,8 @@ type PublisherConfig struct {
 	Records   report.Lister
 	Reporter  *report.Reporter
 	Readiness *report.Readiness
+	// WithoutMonitor leaves out the monitor device.
+	WithoutMonitor bool
 }
 
 // Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
@@ -111,6 +113,9 @@ func (p *Publisher) Run(ctx context.Context) {
 				continue
 			}
 			pools := inv.Pools(p.Node)
+			if p.WithoutMonitor {
+				delete(pools, inventory.MonitorPool(p.Node))
+			}
 			for name, pool := range pools { // what the API server lacks makes them depend on the records, too
 				pools[name] = p.Gates.fit(pool, lacks)
 			}

@@ -4,13 +4,17 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/util/watchlist"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -44,7 +48,7 @@ func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.D
 	}
 	p.owner = node.UID
 	p.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: p.Driver, KubeClient: p.Client, Resources: &resources, ErrorHandler: p.Gates.failed,
+		DriverName: p.Driver, KubeClient: sliceNames{p.Client}, Resources: &resources, ErrorHandler: p.Gates.failed,
 		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node, UID: p.owner},
 		SyncDelay: ptr.To(repairDelay),
 	})
@@ -54,14 +58,58 @@ func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.D
 	return nil
 }
 
+// sliceNames makes the controller name slices as inventory.Slices does: it would name those of monitor devices like those
+// of GPUs. Of a name, it reads only the number.
+type (
+	sliceNames   struct{ kubernetes.Interface }
+	sliceNamesV1 struct {
+		resourceclient.ResourceV1Interface
+	}
+	namedSlices struct {
+		resourceclient.ResourceSliceInterface
+	}
+)
+
+func (c sliceNames) ResourceV1() resourceclient.ResourceV1Interface {
+	return sliceNamesV1{c.Interface.ResourceV1()}
+}
+
+// IsWatchListSemanticsUnSupported is how a client for tests says what it lacks.
+func (c sliceNames) IsWatchListSemanticsUnSupported() bool {
+	return watchlist.DoesClientNotSupportWatchListSemantics(c.Interface)
+}
+
+func (c sliceNamesV1) ResourceSlices() resourceclient.ResourceSliceInterface {
+	return namedSlices{c.ResourceV1Interface.ResourceSlices()}
+}
+
+func (c namedSlices) Create(ctx context.Context, s *resourceapi.ResourceSlice, o metav1.CreateOptions) (
+	*resourceapi.ResourceSlice, error) {
+	if node := *s.Spec.NodeName; s.Spec.Pool.Name == inventory.MonitorPool(node) {
+		s.GenerateName = inventory.SlicePrefix(0, s.Spec.Driver, node, s.Spec.Pool.Name) + node + "-"
+	}
+	return c.ResourceSliceInterface.Create(ctx, s, o)
+}
+
 // FirstSlices creates the slices of a node that has none yet, as the controller of kubeletplugin would. The controller
 // would start a second later, because it waits for its informer. It then finds the slices as it would have created
 // them, and leaves them alone. FirstSlices returns the created slices in the order of inventory.Slices: the
 // GPUs before the monitor device, because Karpenter takes a new node for ready when one pool of its driver is complete.
+// Of existing slices it deletes that of the monitor device if an older version has named it like those of GPUs.
 func FirstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string,
 	pools map[string]resourceslice.Pool) ([]*resourceapi.ResourceSlice, error) {
 	api := client.ResourceV1().ResourceSlices()
-	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: inventory.SelectSlices(driver, nodeName), Limit: 1})
+	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: inventory.SelectSlices(driver, nodeName)})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range found.Items {
+		pool := s.Spec.Pool.Name
+		if pool == inventory.MonitorPool(nodeName) &&
+			!strings.HasPrefix(s.Name, inventory.SlicePrefix(0, driver, nodeName, pool)) {
+			err = errors.Join(err, api.Delete(ctx, s.Name, metav1.DeleteOptions{}))
+		}
+	}
 	if err != nil || len(found.Items) > 0 {
 		return nil, err
 	}
