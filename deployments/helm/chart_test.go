@@ -243,6 +243,7 @@ func TestSwitches(t *testing.T) {
 			"extendedResourceName: nvidia.com/gpu.shared"},
 		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
+		{"the monitor device has no class", "monitorDevice.enabled=false", "name: monitor.gpu.nvidia.com"},
 		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false",
 			"authentication.kubernetes.io/node-name"},
@@ -439,6 +440,19 @@ func TestControllerHasFewRights(t *testing.T) {
 	for _, rule := range clusterRole.Rules {
 		if slices.Contains(rule.Resources, "secrets") {
 			t.Errorf("got %v, want no secrets of other namespaces", rule)
+		}
+	}
+}
+
+// A plugin is told only what differs from its default: an older one does not know it.
+func TestMonitorDevice(t *testing.T) {
+	for set, want := range map[string]bool{"monitorDevice.enabled=false": true, "monitorDevice.enabled=true": false,
+		"monitorDevice=null": false} { // values of a chart that had none of this
+		var plugin appsv1.DaemonSet
+		rendered(t, template(t, "--set", set), "DaemonSet", "kubelet-plugin", &plugin)
+		if got := slices.Contains(plugin.Spec.Template.Spec.Containers[0].Env,
+			corev1.EnvVar{Name: "MONITOR_DEVICE", Value: "false"}); got != want {
+			t.Errorf("%s: switched off %t, want %t", set, got, want)
 		}
 	}
 }

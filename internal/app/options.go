@@ -100,7 +100,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false,
 		"give the metrics of containers also under the names of gpu-manager")
 	o.addVirtualMachines(f)
-	f.BoolVar(&o.monitorDevice, "monitor-device", true, "offer the monitor device, which is all GPUs of the node at once")
+	f.BoolVar(&o.monitorDevice, "monitor-device", true, "offer the monitor device, which is all GPUs of the node "+
+		"at once")
 	f.DurationVar(&o.idleAfter, "idle-after", 0, "how long a GPU is not used until its claim is marked as idle; 0: "+
 		"never; needs --metrics-container-usage")
 	f.IntVar(&o.idleBelow, "idle-below", 1, "a GPU is not used while the utilization by each process is below this, "+

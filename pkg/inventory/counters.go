@@ -46,8 +46,8 @@ func (c counters) add(name string, n int) {
 	}
 }
 
-// memoryCounter is what a GPU and its partitions have of the memory, as their capacity. NVIDIA's driver has it, too, and
-// others count by it; which partitions fit beside each other, the memory slices say.
+// memoryCounter is what a GPU and its partitions have of the memory, as their capacity. NVIDIA's driver has it, too,
+// and others count by it; which partitions fit beside each other, the memory slices say.
 const memoryCounter = "memory"
 
 // wholeCounter is the only counter of a GPU that has no partitions and that virtual machines can have.

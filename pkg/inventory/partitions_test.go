@@ -412,8 +412,8 @@ func TestCountersMatchNVIDIAsPlacements(t *testing.T) {
 	}
 }
 
-// The counter memory is the capacity of the GPU and of each partition, so that a quota by it charges what a claim gets. On
-// each simulated machine the partitions that fit have no more together.
+// The counter memory is the capacity of the GPU and of each partition, so that a quota by it charges what a claim gets.
+// That it never keeps partitions from each other, TestCountersMatchNVIDIAsPlacements says.
 func TestTheCounterOfMemoryIsTheCapacity(t *testing.T) {
 	partitions := 0
 	for _, profile := range simulator.Profiles() {

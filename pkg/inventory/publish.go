@@ -136,8 +136,8 @@ func SelectSlices(driver, node string) string {
 		resourceapi.ResourceSliceSelectorNodeName: node}.String()
 }
 
-// Slices returns the slices of the pools as package publish creates them, in the order of the names of the pools. They have no owner. The API server appends to their names, which begin with the number of the slice in its
-// pool.
+// Slices returns the slices of the pools as package publish creates them, in the order of the names of the pools. They
+// have no owner. The API server appends to their names, which begin with the number of the slice in its pool.
 func Slices(driver, node string, pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
 	var all []*resourceapi.ResourceSlice
 	for _, name := range slices.Sorted(maps.Keys(pools)) {

@@ -412,8 +412,8 @@ func TestSelectionsWithoutEffect(t *testing.T) {
 		{"no partitions of GPUs that can have none", ownHead + "gpus:\n  - select: {index: 3}\n    partitions: none\n",
 			""},
 		{"partitions that wait for a reset", ownHead + "gpus:\n  - partitions: dynamic\n",
-			"line 4: gpus[0].partitions: gpu-0 has MIG mode off, and only a reset can change that: nvidia-smi -i GPU-aaaa " +
-				"-mig 1"},
+			"line 4: gpus[0].partitions: gpu-0 has MIG mode off, and only a reset can change that: nvidia-smi -i " +
+				"GPU-aaaa -mig 1"},
 		{"a file of the device plugin for nodes of all kinds", "version: v1\nflags: {migStrategy: mixed}\nsharing: " +
 			"{mps: {resources: [{name: nvidia.com/gpu, devices: [3], replicas: 2}]}}", ""},
 		{"more devices than there are", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: 5, " +

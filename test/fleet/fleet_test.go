@@ -93,8 +93,8 @@ node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kuberne
 lease fleet-1
 lease fleet-2
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
-slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2, owners 1: 2 devices
+slice 00000-gpu.nvidia.com.monitor-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 slice 00000-gpu.nvidia.com.monitor-fleet-2- of node fleet-2, pool fleet-2/monitor, owners 1: 1 devices
 pod early on fleet-1: Running
 pod elsewhere on node-1: Pending

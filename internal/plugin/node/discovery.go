@@ -130,7 +130,8 @@ func withProduct(gpus, known inventory.Inventory) inventory.Inventory {
 
 // withIndexes gives each GPU the index that it keeps, because node configurations and claims select by it: NVML numbers
 // the others anew when a GPU goes to a virtual machine. A known GPU has its former index; a new one has that of the GPU
-// that was in its place, or NVML's, or else the first free one. A GPU that somebody else has bound to vfio-pci has none.
+// that was in its place, or NVML's, or else the first free one. A GPU that somebody else has bound to vfio-pci has
+// none.
 func withIndexes(gpus, known inventory.Inventory) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	former := func(d gpu.Device, found bool) int {

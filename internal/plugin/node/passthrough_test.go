@@ -159,7 +159,7 @@ func TestAGPUKeepsItsIndex(t *testing.T) {
 		want   string // the index of each GPU, and which one the configuration selects
 	}{
 		{"all are listed", back, "gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
-		{"a virtual machine has the first", func() { nvml(cards...); rec = l.claim(); l.bind("vfio-pci"); nvml(l.devices...) },
+		{"a virtual machine has the first", func() { rec = l.claim(); l.bind("vfio-pci"); nvml(l.devices...) },
 			"gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},
 		{"the plugin starts anew meanwhile", func() { l.restart(l.Options) },
 			"gpu-0 0, gpu-1 1, gpu-2 2, gpu-3 3 exclusive"},

@@ -154,7 +154,9 @@ func TestTheFirstDeviceIsAGPU(t *testing.T) {
 						}
 					}
 				}
-				first := slices.MinFunc(all, func(a, b resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+				first := slices.MinFunc(all, func(a, b resourceapi.ResourceSlice) int {
+					return cmp.Compare(a.Name, b.Name)
+				})
 				if got := first.Spec.Devices[0].Name; got != "gpu-0" {
 					t.Errorf("round %d: got %s of slice %s, want gpu-0", round, got, first.Name)
 				}

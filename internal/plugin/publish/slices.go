@@ -27,9 +27,9 @@ import (
 // after it has registered the plugin.
 const repairDelay = 500 * time.Millisecond
 
-// startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop. The controller keeps the
-// UID of its owner. For another Node object of the same name there is another controller, and for none there is none:
-// Kubernetes removes what belongs to a Node that is gone.
+// startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop. The controller keeps
+// the UID of its owner. For another Node object of the same name there is another controller, and for none there is
+// none: Kubernetes removes what belongs to a Node that is gone.
 func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.DriverResources) error {
 	node, err := p.Client.CoreV1().Nodes().Get(ctx, p.Node, metav1.GetOptions{})
 	p.mu.Lock()
@@ -58,8 +58,8 @@ func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.D
 	return nil
 }
 
-// sliceNames makes the controller name slices as inventory.Slices does: it would name those of monitor devices like those
-// of GPUs. Of a name, it reads only the number.
+// sliceNames makes the controller name slices as inventory.Slices does: it would name those of monitor devices like
+// those of GPUs. Of a name, it reads only the number.
 type (
 	sliceNames   struct{ kubernetes.Interface }
 	sliceNamesV1 struct {
