@@ -45,6 +45,7 @@ import (
 	"sigs.k8s.io/kueue/pkg/controller/core/indexer"
 	"sigs.k8s.io/kueue/pkg/controller/jobframework"
 	"sigs.k8s.io/kueue/pkg/dra"
+	"sigs.k8s.io/kueue/pkg/resources"
 	"sigs.k8s.io/kueue/pkg/scheduler"
 	preemptexpectations "sigs.k8s.io/kueue/pkg/scheduler/preemption/expectations"
 	"sigs.k8s.io/kueue/pkg/webhooks"
@@ -122,6 +123,8 @@ func runKueue(t *testing.T, env *envtest.Environment, scheme *runtime.Scheme, co
 		CertDir: at.LocalServingCertDir})
 	options.Metrics = metricsserver.Options{BindAddress: "0"}
 	options.HealthProbeBindAddress, options.LeaderElection = "0", false
+	skip := true // there is a Kueue for each test
+	options.Controller.SkipNameValidation = &skip
 	manager, err := ctrl.NewManager(env.Config, options)
 	must(t, err)
 
@@ -129,13 +132,18 @@ func runKueue(t *testing.T, env *envtest.Environment, scheme *runtime.Scheme, co
 	jobs := []jobframework.Option{jobframework.WithEnabledFrameworks(cfg.Integrations.Frameworks)}
 	must(t, indexer.Setup(ctx, manager.GetFieldIndexer()))
 	must(t, jobframework.SetupIndexes(ctx, manager.GetFieldIndexer(), jobs...))
-	must(t, dra.CreateMapperFromConfiguration(cfg.Resources.DeviceClassMappings))
+	mapper, backed := dra.NewResourceMapper(), dra.NewExtendedResourceCache()
+	must(t, mapper.PopulateFromConfiguration(cfg.Resources.DeviceClassMappings))
+	must(t, core.SetupResourceSliceIndexer(ctx, manager.GetFieldIndexer()))
 	preempted := preemptexpectations.New()
 	requeuer := qcache.NewRequeuer()
 	must(t, manager.Add(requeuer))
 	cached := schdcache.New(manager.GetClient())
-	queues := qcache.NewManager(manager.GetClient(), cached, requeuer, qcache.WithPreemptionExpectations(preempted))
-	_, err = core.SetupControllers(manager, queues, cached, &cfg, nil, preempted, nil)
+	queues := qcache.NewManager(manager.GetClient(), cached, requeuer, qcache.WithPreemptionExpectations(preempted),
+		qcache.WithDRABackedResources(backed))
+	_, err = core.SetupControllers(manager, queues, cached, &cfg, core.SetupControllersOpts{
+		PreemptionExpectations: preempted, DRAMapper: mapper, DRABackedResources: backed,
+		ResourceFormatter: resources.NewResourceFormatter(), ResourceSliceAPIAvailable: true})
 	must(t, err)
 	namespaces, err := metav1.LabelSelectorAsSelector(cfg.ManagedJobsNamespaceSelector)
 	must(t, err)
@@ -144,7 +152,7 @@ func runKueue(t *testing.T, env *envtest.Environment, scheme *runtime.Scheme, co
 	must(t, jobframework.SetupControllers(ctx, manager, ctrl.Log, jobs...))
 	_, err = webhooks.Setup(manager, nil)
 	must(t, err)
-	events := manager.GetEventRecorderFor("kueue-admission") //nolint:staticcheck // Kueue takes no other one
+	events := manager.GetEventRecorder("kueue-admission")
 	must(t, manager.Add(scheduler.New(queues, cached, manager.GetClient(), events,
 		scheduler.WithPreemptionExpectations(preempted))))
 	go queues.CleanUpOnContext(ctx)

@@ -32,8 +32,9 @@ func TestDRA(t *testing.T) {
 	page, err := os.ReadFile("../../docs/kueue.md")
 	must(t, err)
 	blocks := yamlBlocks(string(page))
-	if len(blocks) != 3 {
-		t.Fatalf("got %d blocks of YAML in docs/kueue.md, want the configuration, the queue, and a job", len(blocks))
+	if len(blocks) != 4 {
+		t.Fatalf("got %d blocks of YAML in docs/kueue.md, want the configuration, the queue, a job, and a "+
+			"configuration with sources", len(blocks))
 	}
 	c := start(t, blocks[0])
 	c.apply(t, "", blocks[1])
@@ -96,20 +97,14 @@ func TestDRA(t *testing.T) {
 		c.end(t, waiting)
 	})
 
-	// What Kueue 0.17 does not count: the job is never admitted.
+	// What Kueue does not count: the job is never admitted.
 	for _, row := range []struct{ name, asks, want string }{
-		{"a selector", "claim: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: " +
-			"{expression: 'true'}}]}}]}", "CEL selectors are not supported"},
 		{"alternatives", "claim: {requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: " +
 			"gpu.nvidia.com}]}]}", "FirstAvailable device selection is not supported"},
 		{"all devices", "claim: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: " +
 			"All}}]}", "AllocationMode 'All' is not supported"},
 		{"a class without a mapping", claims("mig-2g.20gb.nvidia.com", 1),
 			"DeviceClass mig-2g.20gb.nvidia.com is not mapped"},
-		{"a constraint", "claim: {constraints: [{matchAttribute: gpu.nvidia.com/productName}], " + onlyRequest,
-			"device constraints (MatchAttribute) are not supported"},
-		{"a configuration", "claim: {config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}], " + onlyRequest,
-			"device config is not supported"},
 		{"a claim that is not from a template", "named " + claims("gpu.nvidia.com", 1),
 			"does not support use of resource claims"},
 		{"an extended resource without a request", "only limit nvidia.com/gpu: 1",
@@ -122,15 +117,20 @@ func TestDRA(t *testing.T) {
 		})
 	}
 
-	// Kueue 0.17 looks neither at capacities nor at tolerations.
-	for _, row := range []struct{ name, more string }{
-		{"a share counts as a whole device", "capacity: {requests: {memory: 5Gi}}"},
+	// What does not change the count.
+	for _, row := range []struct{ name, asks string }{
+		{"a share counts as a whole device", one("gpu.nvidia.com", "capacity: {requests: {memory: 5Gi}}")},
 		{"a claim for GPUs that are kept counts as others",
-			"tolerations: [{key: gpu.nvidia.com/reserved, value: vision}]"},
+			one("gpu.nvidia.com", "tolerations: [{key: gpu.nvidia.com/reserved, value: vision}]")},
+		{"a claim with a selector counts as others",
+			one("gpu.nvidia.com", "selectors: [{cel: {expression: \"device.driver != ''\"}}]")},
+		{"a claim with a constraint counts as others",
+			"claim: {constraints: [{matchAttribute: gpu.nvidia.com/productName}], " + onlyRequest},
+		{"a claim with a configuration counts as others", "claim: {config: [{opaque: {driver: gpu.nvidia.com, " +
+			"parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig}}}], " + onlyRequest},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			job := c.job(t, c.namespace(t, blocks[2]), "first",
-				"claim: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, "+row.more+"}}]}")
+			job := c.job(t, c.namespace(t, blocks[2]), "first", row.asks)
 			if got := c.usage(t, job, "gpu"); got != 1 {
 				t.Errorf("got %d of the quota used, want 1", got)
 			}
@@ -178,6 +178,54 @@ func TestDRA(t *testing.T) {
 		c.end(t, running)
 		c.end(t, waiting)
 	})
+}
+
+// TestSources: what the configuration of docs/kueue.md charges that has sources.
+func TestSources(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kueue.md")
+	must(t, err)
+	blocks := yamlBlocks(string(page))
+	c := start(t, blocks[3])
+	c.apply(t, "", strings.NewReplacer("[gpu, gpu-1g.10gb]", "[gpu-memory, gpu-partitions]",
+		"{name: gpu, nominalQuota: 4}", "{name: gpu-memory, nominalQuota: 400Gi}",
+		"{name: gpu-1g.10gb, nominalQuota: 7}", "{name: gpu-partitions, nominalQuota: 400Gi}").Replace(blocks[1]))
+	for _, row := range []struct{ name, asks, resource, want string }{
+		{"a share", one("gpu.nvidia.com", "capacity: {requests: {memory: 5Gi}}"), "gpu-memory", "5Gi"},
+		{"a share with cores", one("gpu.nvidia.com", "capacity: {requests: {memory: 5Gi, cores: 50}}"), "gpu-memory",
+			"5Gi"},
+		{"a share with the qualified name", one("gpu.nvidia.com", "capacity: {requests: {gpu.nvidia.com/memory: 5Gi}}"),
+			"gpu-memory", "81559Mi"},
+		{"a whole GPU", claims("gpu.nvidia.com", 1), "gpu-memory", "81559Mi"},
+		{"only cores", one("gpu.nvidia.com", "capacity: {requests: {cores: 20}}"), "gpu-memory", "81559Mi"},
+		{"a partition", claims("mig-1g.10gb.nvidia.com", 1), "gpu-memory", "9984Mi"},
+		{"two partitions", claims("mig-2g.20gb.nvidia.com", 2), "gpu-memory", "40192Mi"},
+		{"a partition by the counter", one("mig.nvidia.com", "selectors: [{cel: {expression: "+
+			"\"device.attributes['gpu.nvidia.com'].profile == '1g.10gb'\"}}]"), "gpu-partitions", "9984Mi"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			job := c.job(t, c.namespace(t, blocks[2]), "first", row.asks)
+			if got, want := c.usage(t, job, row.resource), resource.MustParse(row.want); got != want.Value() {
+				t.Errorf("got %d of the quota used, want %d", got, want.Value())
+			}
+			c.delete(t, job)
+		})
+	}
+	for _, row := range []struct{ name, asks, want string }{
+		{"an extended resource of a class with a source", "nvidia.com/gpu: 1", "gpu.nvidia.com"},
+		{"a selector on what Kueue does not know", one("gpu.nvidia.com", "selectors: [{cel: {expression: "+
+			"device.allowMultipleAllocations}}]"), "0 device(s) match"},
+	} {
+		t.Run(row.name+" is refused", func(t *testing.T) {
+			job := c.job(t, c.namespace(t, blocks[2]), "first", row.asks)
+			c.waits(t, job, row.want)
+			c.delete(t, job)
+		})
+	}
+}
+
+// one is what a job asks for: a device of a class, with more fields of the request.
+func one(class, more string) string {
+	return "claim: {requests: [{name: gpu, exactly: {deviceClassName: " + class + ", " + more + "}}]}"
 }
 
 // onlyRequest is the end of a claim for one GPU.
