@@ -39,7 +39,7 @@ func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.D
 			p.controller.Update(&resources)
 			return err
 		}
-		klog.FromContext(ctx).Info("The Node object is another one: its slices are written anew", "before", p.owner)
+		klog.FromContext(ctx).Info("The Node object is gone or another one", "before", p.owner)
 		p.controller.Stop()
 		p.controller = nil
 	}
