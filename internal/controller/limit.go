@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/caller"
 )
 
 const (
@@ -23,13 +25,11 @@ const (
 	// So many requests are served at the same time, and so many small ones of one namespace: its users decide how long
 	// their selectors take. Others wait until the API server gives up.
 	smallRequests, largeRequests, ofANamespace = 64, 2, 16
-	// arriving is how many small requests are read, or wait for a place, at the same time.
+	// arriving is how many small requests are read at the same time. How many wait for a place bounds the API server,
+	// which serves some hundred requests at once.
 	arriving = 256
 	// bodyTimeout is how long a request may take to arrive.
 	bodyTimeout = 5 * time.Second
-	// unsaidTimeout is how long somebody waits for an answer who does not say so, and maxTimeout the most that the
-	// configuration of a webhook may say: both as in Kubernetes.
-	unsaidTimeout, maxTimeout = 10 * time.Second, 30 * time.Second
 )
 
 // limiter bounds the time of each request to a webhook, and the memory that all of them need together. Users decide how
@@ -50,20 +50,25 @@ func newLimiter() *limiter {
 // handler limits requests to another one.
 func (l *limiter) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Before the body is read, net/http does not notice that the API server has given up.
+		ctx, cancel := context.WithTimeout(r.Context(), caller.AnswerTime(r))
+		defer cancel()
+		r = r.WithContext(ctx)
 		large := r.ContentLength < 0 || r.ContentLength > smallBody
-		lanes := []chan struct{}{l.arriving}
+		first := l.arriving
 		if large {
-			lanes[0] = l.large
+			first = l.large
 		}
-		if !enter(r, lanes[0]) {
-			return // the API server has given up
+		if !enter(r, first) {
+			http.Error(w, "too many requests at once: try again", http.StatusTooManyRequests)
+			return
 		}
-		defer func() {
-			for _, lane := range lanes {
-				<-lane
-			}
-		}()
 		body, err := read(w, r)
+		if large {
+			defer leave(first)
+		} else {
+			leave(first)
+		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -73,22 +78,20 @@ func (l *limiter) handler(next http.Handler) http.Handler {
 			http.Error(w, "the object has too many fields", http.StatusRequestEntityTooLarge)
 			return
 		}
-		further := []chan struct{}{l.namespace(body), l.small}
+		var further []chan struct{}
 		switch {
 		case large:
-			further = nil
 		case tokens > smallTokens:
 			further = []chan struct{}{l.large}
+		default:
+			further = []chan struct{}{l.namespace(body), l.small}
 		}
 		for _, lane := range further {
 			if !enter(r, lane) {
 				return
 			}
-			lanes = append(lanes, lane)
+			defer leave(lane)
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), answerTime(r))
-		defer cancel()
-		r = r.WithContext(ctx)
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		next.ServeHTTP(w, r)
 	})
@@ -126,16 +129,6 @@ func (l *limiter) namespace(body []byte) chan struct{} {
 	return lane
 }
 
-// answerTime returns how long the answer to the request may take: as long as the API server waits, which it says in the
-// parameter timeout, less what the answer may need on its way.
-func answerTime(r *http.Request) time.Duration {
-	waits, err := time.ParseDuration(r.URL.Query().Get("timeout"))
-	if err != nil || waits <= 0 || waits > maxTimeout {
-		waits = unsaidTimeout
-	}
-	return waits - max(waits/10, 200*time.Millisecond)
-}
-
 // enter waits for a place. It returns false if the request ends before.
 func enter(r *http.Request, lane chan struct{}) bool {
 	select {
@@ -145,6 +138,8 @@ func enter(r *http.Request, lane chan struct{}) bool {
 		return false
 	}
 }
+
+func leave(lane chan struct{}) { <-lane }
 
 // tokensIn returns a bound for the number of objects, members and elements in JSON. What strings contain counts too.
 func tokensIn(text []byte) int {

@@ -113,7 +113,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	expander := strongest.Expander{View: v, Class: o.StrongestClass, Ranks: o.StrongestRanks}
 	claims := explain.NewClaims(expander, guard)
-	mgr, err := o.newManager(v, served(certs, scores), gate.TLS, claims)
+	mgr, err := o.newManager(v, served(certs, scores), gate, claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -315,21 +315,21 @@ func followWebhooks(ctx context.Context, c cache.Cache, w *caller.Webhooks, guar
 	}, nil
 }
 
-func (o Options) newManager(v *cluster.View, certs certificateOf, callers func(*tls.Config), claims *explain.Claims) (
+func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.Gate, claims *explain.Claims) (
 	ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cluster.AddGPUQuotas(scheme)); err != nil {
 		return nil, err
 	}
-	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir,
-		TLSOpts: []func(*tls.Config){callers}}
+	server := &caller.Server{Gate: gate, DefaultServer: &webhookserver.DefaultServer{Options: webhookserver.Options{
+		Port: o.WebhookPort, CertDir: o.CertificateDir}}}
 	if o.CertificateDir == "" {
-		webhooks.TLSOpts = append(webhooks.TLSOpts, func(t *tls.Config) { t.GetCertificate = certs })
+		server.GetCertificate = certs
 	}
 	return ctrl.NewManager(o.REST, ctrl.Options{
 		Scheme:                        scheme,
 		Cache:                         o.cached(v, claims),
-		WebhookServer:                 webhookserver.NewServer(webhooks),
+		WebhookServer:                 server,
 		HealthProbeBindAddress:        o.HealthAddress,
 		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
 		LeaderElection:                true,

@@ -123,8 +123,12 @@ func TestWhy(t *testing.T) {
 		{"no right to read slices, and the controller has written an event", func(s *apiServer) {
 			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
 			s.answers["/api/v1/namespaces/ml/events"] = func(w http.ResponseWriter, r *http.Request) {
-				if of := r.URL.Query().Get("fieldSelector"); of != "involvedObject.uid="+string(s.Pods[0].UID)+
-					",reason=NotAllocated" {
+				of := r.URL.Query().Get("fieldSelector")
+				if of == "type=Warning" { // those of all pods and claims
+					reply(w, http.StatusOK, &corev1.EventList{})
+					return
+				}
+				if of != "involvedObject.uid="+string(s.Pods[0].UID)+",reason=NotAllocated" {
 					t.Errorf("got events of %s", of)
 				}
 				reply(w, http.StatusOK, &corev1.EventList{Items: []corev1.Event{{Message: "as before"},

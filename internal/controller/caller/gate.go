@@ -4,7 +4,6 @@ package caller
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,9 +30,9 @@ type Gate struct {
 	// Scheduler returns the certificate authorities of schedulers, as PEM.
 	Scheduler func() []byte
 
-	refused  *prometheus.CounterVec
-	unknown  connections
-	verified atomic.Pointer[verified] // the last scheduler
+	refused   *prometheus.CounterVec
+	strangers strangers
+	verified  atomic.Pointer[verified] // the last scheduler
 }
 
 // verified is the client certificate of a scheduler, and the authorities of which one has signed it.
@@ -65,22 +63,33 @@ func (g *Gate) Enter(mux http.Handler) http.Handler {
 				"servers may call them; if you see this as an answer of the API server, try again"))
 			return
 		}
-		if reason, err := g.known(r); err != nil {
+		if reason, err := g.refusal(r); err != nil {
 			g.refuse(w, r, reason, err)
 			return
 		}
-		g.unknown.known(r.RemoteAddr)
+		g.strangers.leave(r.RemoteAddr)
+		begin := time.Now()
 		inside := r.Clone(context.WithValue(r.Context(), admittedKey{}, true))
 		inside.URL.Path = path
 		mux.ServeHTTP(w, inside)
-		if r.Context().Err() != nil {
+		if r.Context().Err() != nil || time.Since(begin) >= AnswerTime(r) {
 			g.Webhooks.gaveUp(secret)
 		}
 	})
 }
 
-// known returns an error and its reason if the address or the certificate is not that of an API server.
-func (g *Gate) known(r *http.Request) (reason string, err error) {
+// AnswerTime returns how long the answer to the request may take: as long as the API server waits, which it says in the
+// parameter timeout, less what the answer may need on its way.
+func AnswerTime(r *http.Request) time.Duration {
+	waits, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	if err != nil || waits <= 0 || waits > 30*time.Second { // the most that a webhook's configuration may say
+		waits = 10 * time.Second // as in Kubernetes
+	}
+	return waits - max(waits/10, 200*time.Millisecond)
+}
+
+// refusal returns an error and its reason if the address or the certificate is not that of an API server.
+func (g *Gate) refusal(r *http.Request) (reason string, err error) {
 	if len(g.Addresses) > 0 {
 		from, _, _ := net.SplitHostPort(r.RemoteAddr)
 		if !slices.ContainsFunc(g.Addresses, func(n net.IPNet) bool { return n.Contains(net.ParseIP(from)) }) {
@@ -105,8 +114,8 @@ func (g *Gate) Inside(next http.Handler) http.Handler {
 	})
 }
 
-// Schedulers serves only callers with the certificate that is made for schedulers. Its time does not count: it is
-// that of a server, and schedulers read it once.
+// Schedulers serves only callers with the certificate that is made for schedulers. An expired one is accepted, because
+// schedulers read it only when they start.
 func (g *Gate) Schedulers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := g.scheduler(r); err != nil {
@@ -114,7 +123,7 @@ func (g *Gate) Schedulers(next http.Handler) http.Handler {
 				"or certFile and keyFile, in the tlsConfig of the extender, from the secret that has its ca.crt", err))
 			return
 		}
-		g.unknown.known(r.RemoteAddr)
+		g.strangers.leave(r.RemoteAddr)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -159,49 +168,4 @@ func (g *Gate) refuse(w http.ResponseWriter, r *http.Request, reason string, err
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // net/http would read the rest of the body
 	w.Header().Set("Connection", "close")
 	http.Error(w, err.Error(), http.StatusForbidden)
-}
-
-// TLS asks callers for a certificate, and keeps few connections of unknown callers. It verifies no certificate: what
-// serves a request does.
-func (g *Gate) TLS(t *tls.Config) {
-	t.ClientAuth = tls.RequestClientCert
-	t.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		g.unknown.opened(hello.Conn)
-		return nil, nil
-	}
-}
-
-// maxUnknown is how many connections of callers that have not called anything yet are open.
-const maxUnknown = 256
-
-// connections are those whose callers are not known yet. If there are too many, the oldest one is closed.
-type connections struct {
-	mu     sync.Mutex
-	latest [maxUnknown]struct {
-		net.Conn
-		from string
-	}
-	next int
-}
-
-func (c *connections) opened(conn net.Conn) {
-	c.mu.Lock()
-	oldest := c.latest[c.next].Conn
-	c.latest[c.next].Conn, c.latest[c.next].from = conn, conn.RemoteAddr().String()
-	c.next = (c.next + 1) % maxUnknown
-	c.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close() // it may be closed already
-	}
-}
-
-// known lets the connection from that address stay.
-func (c *connections) known(from string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range c.latest {
-		if c.latest[i].from == from {
-			c.latest[i].Conn, c.latest[i].from = nil, ""
-		}
-	}
 }

@@ -9,7 +9,8 @@
 //
 //   - the secret that the configuration has;
 //   - the next one, which is in an annotation of the configuration: so each replica knows it before it is used;
-//   - one that was replaced, for Overlap: an API server follows the configuration a moment later.
+//   - one that was replaced, for Overlap, or for AfterLeak if it may be known: an API server follows the configuration
+//     later.
 //
 // An API server prints the URL of a call that failed, also to the user whose object it is about. So the secret is
 // replaced every Period, soon after a call that an API server has given up, and when a replica starts. Addresses and
@@ -33,6 +34,7 @@ import (
 
 	"gomodules.xyz/jsonpatch/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -40,12 +42,15 @@ import (
 )
 
 const (
-	// Overlap is how long a secret is accepted that was replaced.
-	Overlap = 5 * time.Second
-	// nextAnnotation of a webhook configuration is the secret of the paths to come.
-	nextAnnotation = "gpu.nvidia.com/next-path"
+	// Overlap is how long a secret is accepted that was replaced, and AfterLeak if an API server may have told it.
+	Overlap, AfterLeak = 25 * time.Second, 5 * time.Second
+	// nextAnnotation of a webhook configuration is the secret of the paths to come, and leakedAnnotation the last one
+	// that an API server may have told somebody: only one replica knows that by itself.
+	nextAnnotation, leakedAnnotation = "gpu.nvidia.com/next-path", "gpu.nvidia.com/leaked-path"
 	// settle is the shortest time between two secrets: every replica must know the next one before it is used.
 	settle = 2 * time.Second
+	// writeTimeout is how long reading and writing the configurations may take.
+	writeTimeout = 5 * time.Second
 )
 
 // Webhooks keeps the secret of the webhooks' paths, and knows API servers by it.
@@ -57,7 +62,7 @@ type Webhooks struct {
 
 	mu       sync.Mutex
 	secrets  map[string]*secrets  // by kind of configuration
-	replaced map[string]time.Time // secrets that were replaced, and when this replica has seen that
+	replaced map[string]time.Time // secrets that were replaced, and until when they are accepted
 	leaked   chan struct{}        // has room for one
 }
 
@@ -65,7 +70,7 @@ type Webhooks struct {
 type secrets struct {
 	now, next string    // empty: not all paths have the same secret, or there is no next one
 	since     time.Time // when this replica has seen now first
-	leaked    bool      // an API server may have told somebody
+	leaked    string    // one of them, or of those before, that an API server may have told
 }
 
 // NewWebhooks returns what knows the API servers that call the webhooks of the configurations of that name.
@@ -98,6 +103,8 @@ func (w *Webhooks) renew(ctx context.Context) error {
 	if !w.anyDue() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
 	all, err := certificate.Configurations(ctx, w.Client, w.Configuration)
 	if err != nil {
 		return err
@@ -105,7 +112,7 @@ func (w *Webhooks) renew(ctx context.Context) error {
 	for _, c := range all {
 		w.See(c)
 		if now, next := w.due(c.Kind); next != "" {
-			if err := c.Patch(ctx, w.Client, paths(c, now, next)); err != nil {
+			if err := c.Patch(ctx, w.Client, paths(c, now, next, w.leak(c.Kind))); err != nil {
 				return err
 			}
 			w.See(c)
@@ -139,7 +146,7 @@ func (w *Webhooks) due(kind string) (now, next string) {
 		return cmp.Or(s.next, newSecret()), newSecret()
 	case s.next == "":
 		return s.now, newSecret()
-	case age >= w.Period || s.leaked && age >= settle:
+	case age >= w.Period || s.leaked == s.now && age >= max(settle, w.Period/60):
 		return s.next, newSecret()
 	}
 	return "", ""
@@ -151,14 +158,31 @@ func newSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// paths changes the secret of all paths, and the next one.
-func paths(c certificate.Configuration, now, next string) (changes []jsonpatch.Operation) {
+// leak returns the secret of the configuration that an API server may have told; empty: none.
+func (w *Webhooks) leak(kind string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.secrets[kind]; s != nil {
+		return s.leaked
+	}
+	return ""
+}
+
+// paths changes the secret of all paths, and the annotations.
+func paths(c certificate.Configuration, now, next, leaked string) (changes []jsonpatch.Operation) {
 	if c.Object.GetAnnotations() == nil {
 		changes = append(changes, jsonpatch.NewOperation("add", "/metadata/annotations", map[string]string{}))
 	}
-	changes = append(changes, jsonpatch.NewOperation("add",
-		"/metadata/annotations/"+strings.ReplaceAll(nextAnnotation, "/", "~1"), next))
+	annotate := func(name, value string) {
+		changes = append(changes, jsonpatch.NewOperation("add",
+			"/metadata/annotations/"+strings.ReplaceAll(name, "/", "~1"), value))
+	}
+	annotate(nextAnnotation, next)
+	annotate(leakedAnnotation, leaked)
 	for i, webhook := range c.Webhooks() {
+		if webhook.ClientConfig.Service == nil {
+			continue // somebody else's
+		}
 		at := fmt.Sprintf("/webhooks/%d/clientConfig/service/path", i)
 		changes = append(changes, jsonpatch.NewOperation("add", at, pathOf(webhook.Name)+"/"+now))
 	}
@@ -173,38 +197,46 @@ func pathOf(webhook string) string {
 
 // See takes note of a webhook configuration as it is now. A replica replaces the first secret that it sees.
 func (w *Webhooks) See(c certificate.Configuration) {
-	now := secretOf(c)
+	now, any := secretOf(c)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !any {
+		delete(w.secrets, c.Kind)
+		return
+	}
 	s, known := w.secrets[c.Kind]
 	if !known {
-		s = &secrets{now: now, since: time.Now(), leaked: true}
+		s = &secrets{now: now, since: time.Now(), leaked: now}
 		w.secrets[c.Kind] = s
 	}
 	s.next = c.Object.GetAnnotations()[nextAnnotation]
 	if s.now == now {
 		return
 	}
-	maps.DeleteFunc(w.replaced, func(_ string, at time.Time) bool { return time.Since(at) >= Overlap })
+	maps.DeleteFunc(w.replaced, func(_ string, end time.Time) bool { return !time.Now().Before(end) })
 	if s.now != "" {
-		w.replaced[s.now] = time.Now()
+		w.replaced[s.now] = time.Now().Add(Overlap)
+		if s.leaked == s.now || c.Object.GetAnnotations()[leakedAnnotation] == s.now {
+			w.replaced[s.now] = time.Now().Add(AfterLeak)
+		}
 	}
-	s.now, s.since, s.leaked = now, time.Now(), false
+	s.now, s.since = now, time.Now()
 }
 
-// secretOf returns the secret that all paths of the configuration have; empty: they have none, or several.
-func secretOf(c certificate.Configuration) (secret string) {
-	for i, webhook := range c.Webhooks() {
-		if webhook.ClientConfig.Service == nil || webhook.ClientConfig.Service.Path == nil {
-			return ""
+// secretOf returns the secret that all paths of the configuration have; empty: they have none, or several. any reports
+// whether there are such paths.
+func secretOf(c certificate.Configuration) (secret string, any bool) {
+	for _, webhook := range c.Webhooks() {
+		if webhook.ClientConfig.Service == nil {
+			continue
 		}
-		of, ok := strings.CutPrefix(*webhook.ClientConfig.Service.Path, pathOf(webhook.Name)+"/")
-		if !ok || len(of) < 32 || i > 0 && of != secret {
-			return ""
+		of, ok := strings.CutPrefix(ptr.Deref(webhook.ClientConfig.Service.Path, ""), pathOf(webhook.Name)+"/")
+		if !ok || len(of) < 32 || any && of != secret {
+			return "", true
 		}
-		secret = of
+		secret, any = of, true
 	}
-	return secret
+	return secret, any
 }
 
 // Forget takes note that the webhook configuration was deleted.
@@ -226,8 +258,8 @@ func (w *Webhooks) knows(secret string) bool {
 			return true
 		}
 	}
-	at, ok := w.replaced[secret]
-	return ok && time.Since(at) < Overlap
+	end, ok := w.replaced[secret]
+	return ok && time.Now().Before(end)
 }
 
 // gaveUp takes note that an API server may have told somebody the secret.
@@ -235,7 +267,12 @@ func (w *Webhooks) gaveUp(secret string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.secrets {
-		s.leaked = s.leaked || s.now == secret
+		if secret == s.now || secret == s.next {
+			s.leaked = secret
+		}
+	}
+	if end, ok := w.replaced[secret]; ok && time.Until(end) > AfterLeak {
+		w.replaced[secret] = time.Now().Add(AfterLeak)
 	}
 	select {
 	case w.leaked <- struct{}{}:
