@@ -5,6 +5,7 @@ package controller
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/caller"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -46,10 +48,10 @@ func TestFollowTaintRules(t *testing.T) {
 	}
 	guard := feature.NewGuard()
 	informers := &informertest.FakeInformers{Scheme: scheme.Scheme}
-	if _, err := follow(t.Context(), older{informers}, v, guard); err != nil {
+	if _, err := follow(t.Context(), older{informers}, v, caller.NewWebhooks("", time.Hour), guard); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := follow(t.Context(), informers, v, guard); err != nil {
+	if _, err := follow(t.Context(), informers, v, caller.NewWebhooks("", time.Hour), guard); err != nil {
 		t.Fatal(err)
 	}
 	rules, err := informers.FakeInformerFor(t.Context(), &resourceapi.DeviceTaintRule{})

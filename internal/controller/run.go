@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	admissionregistration "k8s.io/api/admissionregistration/v1"
@@ -121,11 +120,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	known, err := follow(ctx, mgr.GetCache(), v, guard)
-	if err != nil {
-		return err
-	}
-	webhooks, err := followWebhooks(ctx, mgr.GetCache(), gate.Webhooks, guard)
+	known, err := follow(ctx, mgr.GetCache(), v, gate.Webhooks, guard)
 	if err != nil {
 		return err
 	}
@@ -160,12 +155,7 @@ func Run(ctx context.Context, o Options) error {
 	gate.Webhooks.Client = direct
 	err = errors.Join(err,
 		mgr.Add(gate.Webhooks),
-		mgr.AddReadyzCheck("callers", func(r *http.Request) error {
-			if !webhooks() {
-				return errors.New("the webhook configurations are still being read")
-			}
-			return gate.Webhooks.Ready(r)
-		}),
+		mgr.AddReadyzCheck("callers", gate.Webhooks.Ready),
 		mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: o.Namespace, Name: o.Name}, o.Name}),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
@@ -285,36 +275,6 @@ func (o Options) gate(scores *certificate.Manager) (*caller.Gate, error) {
 	return g, nil
 }
 
-// followWebhooks lets the gate know the paths of the webhooks. known reports whether both configurations were read.
-func followWebhooks(ctx context.Context, c cache.Cache, w *caller.Webhooks, guard feature.Guard) (known func() bool,
-	err error) {
-	var synced []toolscache.InformerSynced
-	for _, of := range []struct {
-		object client.Object
-		events toolscache.ResourceEventHandler
-	}{
-		{&admissionregistration.ValidatingWebhookConfiguration{}, feature.EventHandler(guard,
-			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.See(certificate.Validating(o)) },
-			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.Forget(certificate.Validating(o)) })},
-		{&admissionregistration.MutatingWebhookConfiguration{}, feature.EventHandler(guard,
-			func(o *admissionregistration.MutatingWebhookConfiguration) { w.See(certificate.Mutating(o)) },
-			func(o *admissionregistration.MutatingWebhookConfiguration) { w.Forget(certificate.Mutating(o)) })},
-	} {
-		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
-		if err != nil {
-			return nil, fmt.Errorf("follow %T: %w", of.object, err)
-		}
-		events, err := informer.AddEventHandler(of.events)
-		if err != nil {
-			return nil, fmt.Errorf("follow %T: %w", of.object, err)
-		}
-		synced = append(synced, events.HasSynced)
-	}
-	return func() bool {
-		return !slices.ContainsFunc(synced, func(done toolscache.InformerSynced) bool { return !done() })
-	}, nil
-}
-
 func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.Gate, claims *explain.Claims) (
 	ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
@@ -379,8 +339,10 @@ func isReportingLeader(elected <-chan struct{}, known func() error) func() bool 
 	}
 }
 
-// follow keeps the view up to date. known returns an error until the view is complete.
-func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.Guard) (known func() error, err error) {
+// follow keeps the view up to date, and what is known of the webhooks' paths. known returns an error until both are
+// complete.
+func follow(ctx context.Context, c cache.Cache, v *cluster.View, w *caller.Webhooks, guard feature.Guard) (
+	known func() error, err error) {
 	var synced []toolscache.InformerSynced
 	for _, of := range []struct {
 		object client.Object
@@ -397,6 +359,12 @@ func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.G
 		})},
 		{&resourceapi.DeviceTaintRule{}, feature.EventHandler(guard, v.SetTaintRule,
 			func(r *resourceapi.DeviceTaintRule) { v.DeleteTaintRule(r.Name) })},
+		{&admissionregistration.ValidatingWebhookConfiguration{}, feature.EventHandler(guard,
+			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.See(certificate.Validating(o)) },
+			func(o *admissionregistration.ValidatingWebhookConfiguration) { w.Forget(certificate.Validating(o)) })},
+		{&admissionregistration.MutatingWebhookConfiguration{}, feature.EventHandler(guard,
+			func(o *admissionregistration.MutatingWebhookConfiguration) { w.See(certificate.Mutating(o)) },
+			func(o *admissionregistration.MutatingWebhookConfiguration) { w.Forget(certificate.Mutating(o)) })},
 	} {
 		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
 		if _, isRule := of.object.(*resourceapi.DeviceTaintRule); isRule && meta.IsNoMatchError(err) {
@@ -416,7 +384,7 @@ func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.G
 	return func() error {
 		for _, done := range synced {
 			if !done() {
-				return errors.New("slices, claims and classes are still being read")
+				return errors.New("slices, claims, classes and webhooks are still being read")
 			}
 		}
 		return nil

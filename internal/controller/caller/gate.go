@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,11 +31,7 @@ type Gate struct {
 
 	refused   *prometheus.CounterVec
 	strangers strangers
-	verified  atomic.Pointer[verified] // the last scheduler
 }
-
-// verified is the client certificate of a scheduler, and the authorities of which one has signed it.
-type verified struct{ leaf, authorities string }
 
 // NewGate returns a gate that lets API servers in which know the webhooks' paths.
 func NewGate(webhooks *Webhooks, scheduler func() []byte) *Gate {
@@ -129,21 +124,13 @@ func (g *Gate) Schedulers(next http.Handler) http.Handler {
 }
 
 func (g *Gate) scheduler(r *http.Request) error {
-	this, at := verified{authorities: string(g.Scheduler())}, time.Now()
+	roots, at := x509.NewCertPool(), time.Now()
+	roots.AppendCertsFromPEM(g.Scheduler())
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		this.leaf, at = string(r.TLS.PeerCertificates[0].Raw), r.TLS.PeerCertificates[0].NotBefore
+		at = r.TLS.PeerCertificates[0].NotBefore
 	}
-	if last := g.verified.Load(); last != nil && *last == this {
-		return nil
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM([]byte(this.authorities))
-	err := verify(r, x509.VerifyOptions{Roots: roots, CurrentTime: at,
+	return verify(r, x509.VerifyOptions{Roots: roots, CurrentTime: at,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
-	if err == nil {
-		g.verified.Store(&this)
-	}
-	return err
 }
 
 // verify verifies the certificate of the caller. TLS has proved that the caller has its key.
