@@ -39,9 +39,7 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	port, away := s.forwardController(t)
 	text, err := os.ReadFile("../../deployments/scheduler/placement.yaml")
 	s.must(t, err)
-	secret := &corev1.Secret{}
-	s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: controllerNamespace,
-		Name: strings.TrimSuffix(s.certificate(t).Name, "certificate") + "placement"}, secret))
+	secret := s.placementSecret(t)
 	config := strings.NewReplacer("CLUSTER_IP", fmt.Sprintf("127.0.0.1:%d", port),
 		"CA_DATA", base64.StdEncoding.EncodeToString(secret.Data["ca.crt"]),
 		"CERT_DATA", base64.StdEncoding.EncodeToString(secret.Data["tls.crt"]),
@@ -120,6 +118,15 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	if !slices.ContainsFunc(strings.Split(running.log(), "\n"), gaveUp) {
 		t.Error("the scheduler did not wait for the controller's scores of the pod unanswered")
 	}
+}
+
+// placementSecret returns the secret that the controller makes for schedulers.
+func (s *suite) placementSecret(t *testing.T) *corev1.Secret {
+	t.Helper()
+	secret := &corev1.Secret{}
+	s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: controllerNamespace,
+		Name: strings.TrimSuffix(s.certificate(t).Name, "certificate") + "placement"}, secret))
+	return secret
 }
 
 // waitScores waits until the controller knows the pods and nodes that scores depend on. It begins to read them when it

@@ -125,12 +125,16 @@ func (s *suite) testSecondScheduler(t *testing.T, program string) {
 	server, err := url.Parse(api.Host)
 	s.must(t, err)
 	const mounted = "/run/secrets/kubernetes.io/serviceaccount/"
+	scores := container.VolumeMounts[1].MountPath
+	secret := s.placementSecret(t)
 	running := s.startScheduler(t, program, []string{"KUBERNETES_SERVICE_HOST=" + server.Hostname(),
 		"KUBERNETES_SERVICE_PORT=" + server.Port()},
 		map[string][]byte{
 			container.VolumeMounts[0].MountPath + "/config.yaml": []byte(config.Data["config.yaml"]),
 			// This machine does not reach the controller: pods are scheduled without its scores.
-			container.VolumeMounts[1].MountPath + "/ca.crt": api.CAData,
+			scores + "/ca.crt":    secret.Data["ca.crt"],
+			scores + "/tls.crt":   secret.Data["tls.crt"],
+			scores + "/tls.key":   secret.Data["tls.key"],
 			mounted + "token":     []byte(s.token(t, ns, account)),
 			mounted + "ca.crt":    api.CAData,
 			mounted + "namespace": []byte(ns),
