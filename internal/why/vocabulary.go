@@ -332,13 +332,14 @@ func (v *Vocabulary) wrongType(c clause) *mistake {
 	switch {
 	case isText:
 	case some.version != nil:
-		version, wrong := semver.Parse(constant)
-		if kind = "version"; wrong != nil && got == kind {
+		if _, wrong := semver.Parse(constant); wrong != nil && got == "version" {
 			what, got = constant+" is no ", ""
 		}
+		var version semver.Version
 		if version, err = semver.ParseTolerant(constant); err == nil {
 			constant = version.String()
 		}
+		kind = "version"
 	case some.quantity != nil:
 		kind = "quantity"
 		_, err = resource.ParseQuantity(constant)

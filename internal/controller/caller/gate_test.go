@@ -164,7 +164,12 @@ func TestPathsAreReplaced(t *testing.T) {
 		other := w.replica()
 		done := make(chan error)
 		go func() { done <- w.gate.Webhooks.Start(ctx) }()
-		defer func() { end(); <-done }()
+		defer func() {
+			end()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}()
 		replicas := []*Gate{w.gate, other}    // only the first one replaces secrets
 		follow := func(lasts time.Duration) { // all see everything
 			for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(time.Second) {
@@ -281,6 +286,7 @@ func TestSlowRequestsOfStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer answer.Body.Close()
 	if _, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusForbidden {
 		t.Errorf("got %s, %v, want it refused", answer.Status, err)
 	}

@@ -42,8 +42,10 @@ import (
 )
 
 const (
-	// Overlap is how long a secret is accepted that was replaced, and AfterLeak if an API server may have told it.
-	Overlap, AfterLeak = 25 * time.Second, 5 * time.Second
+	// Overlap is how long a secret is accepted that was replaced.
+	Overlap = 25 * time.Second
+	// AfterLeak is the same for one that an API server may have told.
+	AfterLeak = 5 * time.Second
 	// nextAnnotation of a webhook configuration is the secret of the paths to come, and leakedAnnotation the last one
 	// that an API server may have told somebody: only one replica knows that by itself.
 	nextAnnotation, leakedAnnotation = "gpu.nvidia.com/next-path", "gpu.nvidia.com/leaked-path"

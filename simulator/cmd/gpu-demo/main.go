@@ -87,8 +87,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return cat(args, out)
 	case command == "rm" && len(args) > 0:
 		return remove(args)
-	case command == "post" && (len(args) == 2 || len(args) == 3):
-		return post(ctx, args[0], args[1], len(args) == 3, out)
+	case command == "post" && len(args) == 2:
+		return post(ctx, args[0], args[1], strings.NewReader(args[1]), out)
+	case command == "post" && len(args) == 3:
+		return postSlowly(ctx, args[0], args[1], out)
 	case command == "engine" && len(args) == 0:
 		return engine(ctx)
 	case command == "remote":

@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// post sends JSON to a server whose certificate may be of anybody, as a program would that must not be there. If it is
-// to be slow, it sends the first byte and never the rest.
-func post(ctx context.Context, url, body string, slow bool, out io.Writer) error {
-	var send io.Reader = strings.NewReader(body)
-	if slow {
-		never, hold := io.Pipe()
-		defer hold.Close()
-		send = io.MultiReader(strings.NewReader(body[:1]), never)
-	}
+// postSlowly does the same as post, but sends the first byte and never the rest.
+func postSlowly(ctx context.Context, url, body string, out io.Writer) error {
+	never, hold := io.Pipe()
+	defer hold.Close()
+	return post(ctx, url, body, io.MultiReader(strings.NewReader(body[:1]), never), out)
+}
+
+// post sends JSON to a server whose certificate may be of anybody, as a program would that must not be there.
+func post(ctx context.Context, url, body string, send io.Reader, out io.Writer) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, send)
 	if err != nil {
 		return err

@@ -135,13 +135,13 @@ func attribute(driver string, device resourceapi.Device, name string) string {
 	return "unknown"
 }
 
-// describe formats a device like nvidia-smi -L, plus its name in Kubernetes. The monitor device has no GPU model.
+// describe formats a device like nvidia-smi -L, plus its name in Kubernetes. The monitor device is no GPU.
 func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
 	if r.Driver != driver && r.Driver != remote.Driver(driver) {
 		return r.Device + " of " + r.Driver
 	}
 	text := func(name string) string { return attribute(driver, device, driver+"/"+name) }
-	if text("productName") == "" {
+	if text("type") == "monitor" {
 		return r.Device
 	}
 	line := fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
