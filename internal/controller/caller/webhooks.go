@@ -113,8 +113,8 @@ func (w *Webhooks) renew(ctx context.Context) error {
 	}
 	for _, c := range all {
 		w.See(c)
-		if now, next := w.due(c.Kind); next != "" {
-			if err := c.Patch(ctx, w.Client, paths(c, now, next, w.leak(c.Kind))); err != nil {
+		if now, next, leaked := w.due(c.Kind); next != "" {
+			if err := c.Patch(ctx, w.Client, paths(c, now, next, leaked)); err != nil {
 				return err
 			}
 			w.See(c)
@@ -129,45 +129,36 @@ func (w *Webhooks) anyDue() bool {
 	kinds := slices.Collect(maps.Keys(w.secrets))
 	w.mu.Unlock()
 	return slices.ContainsFunc(kinds, func(kind string) bool {
-		_, next := w.due(kind)
+		_, next, _ := w.due(kind)
 		return next != ""
 	})
 }
 
-// due returns the secret for the paths of a configuration, and the one after it; empty: those that it has stay.
-func (w *Webhooks) due(kind string) (now, next string) {
+// due returns the secret for the paths of a configuration, the one after it, and the last one that an API server may
+// have told; all empty: the paths stay as they are.
+func (w *Webhooks) due(kind string) (now, next, leaked string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s, known := w.secrets[kind]
 	if !known {
-		return "", ""
+		return "", "", ""
 	}
 	age := time.Since(s.since)
 	switch {
 	case s.now == "":
-		return cmp.Or(s.next, newSecret()), newSecret()
+		return cmp.Or(s.next, newSecret()), newSecret(), s.leaked
 	case s.next == "":
-		return s.now, newSecret()
+		return s.now, newSecret(), s.leaked
 	case age >= w.Period || s.leaked == s.now && age >= max(settle, w.Period/60):
-		return s.next, newSecret()
+		return s.next, newSecret(), s.leaked
 	}
-	return "", ""
+	return "", "", ""
 }
 
 func newSecret() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	return hex.EncodeToString(b[:])
-}
-
-// leak returns the secret of the configuration that an API server may have told; empty: none.
-func (w *Webhooks) leak(kind string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s := w.secrets[kind]; s != nil {
-		return s.leaked
-	}
-	return ""
 }
 
 // paths changes the secret of all paths, and the annotations.
