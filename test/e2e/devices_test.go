@@ -230,7 +230,7 @@ func (s *suite) testClaimFieldsDropped(t *testing.T) {
 	wanted.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{
 		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
 	wanted.Devices.Requests[0].Exactly.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/any",
-		Operator: resourceapi.DeviceTolerationOpExists}}
+		Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoExecute}}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: ns}, Spec: wanted}
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "template", Namespace: ns},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: wanted}}
