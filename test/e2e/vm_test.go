@@ -62,7 +62,9 @@ func (s *suite) testVirtualMachine(t *testing.T) {
 		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver,
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: at[one][0]}}}}})))
 	s.waitUnschedulable(t, whole)
-	other := s.pod(t, ns, "other", onNode(node), withTemplate(s.template(t, ns, "any")))
+	// The GPU that is not for virtual machines keeps its index, and so the configuration that shares it.
+	other := s.pod(t, ns, "other", onNode(node), withTemplate(s.templateFor(t, ns, "replica", resourceapi.DeviceRequest{
+		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "shared." + *driver}})))
 	s.waitLog(t, other, seen([]resourceapi.Device{s.allocated(t, s.running(t, other))}))
 	for _, pod := range machines[1:] {
 		s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: ns}}))
