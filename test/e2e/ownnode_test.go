@@ -190,7 +190,8 @@ func (s *suite) ownEvents(t *testing.T, node string, own, other, nowhere *kube.C
 	refusedFor(t, "an event of the kubelet", own.Create(t.Context(),
 		event(func(e *eventsv1.Event) { e.ReportingController = "kubelet" })), ofItsOwn)
 	refusedFor(t, "an event about a pod", own.Create(t.Context(),
-		event(func(e *eventsv1.Event) { e.Regarding.Kind = "Pod" })), "only events about claims and about that node")
+		event(func(e *eventsv1.Event) { e.Regarding.Kind = "Secret" })),
+		"only events about claims, their pods and that node")
 	mine := event(asIs)
 	s.must(t, own.Create(t.Context(), mine))
 	foreign := event(func(e *eventsv1.Event) { e.ReportingController = "kubelet" })

@@ -114,6 +114,9 @@ var (
 			"WatchList is off)",
 	}
 	spareController = map[string]string{
+		"list " + webhooks + "validatingwebhookconfigurations": "the same",
+		"list " + webhooks + "mutatingwebhookconfigurations":   "the same",
+
 		"get pods":          evictsItself,
 		"patch pods/status": evictsItself,
 		"delete pods":       evictsItself,
