@@ -109,9 +109,9 @@ func TestOwnNodePolicyOfEvents(t *testing.T) {
 			event(gpuDriver, "ResourceClaim", "c", "n-1"), "may write only events of its own"},
 		{"the kubelet's becomes its own", event("kubelet", "ResourceClaim", "c", "n-1"),
 			event(gpuDriver, "ResourceClaim", "c", "n-1"), "may write only events of its own"},
-		{"about another node", nil, event(gpuDriver, "Node", "n-2", "n-1"), "only events about claims, their pods and that"},
+		{"about another node", nil, event(gpuDriver, "Node", "n-2", "n-1"), "only events about claims, their"},
 		{"about a pod", nil, event(gpuDriver, "Pod", "p", "n-1"), ""},
-		{"about a secret", nil, event(gpuDriver, "Secret", "s", "n-1"), "only events about claims, their pods and that node"},
+		{"about a secret", nil, event(gpuDriver, "Secret", "s", "n-1"), "only events about claims, their"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			requireAnswer(t, policy.answer(t, "n-1", row.before, row.after), row.want)

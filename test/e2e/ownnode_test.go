@@ -189,7 +189,7 @@ func (s *suite) ownEvents(t *testing.T, node string, own, other, nowhere *kube.C
 	refusedFor(t, "an event with a token of no node", nowhere.Create(t.Context(), event(asIs)), "bound to no node")
 	refusedFor(t, "an event of the kubelet", own.Create(t.Context(),
 		event(func(e *eventsv1.Event) { e.ReportingController = "kubelet" })), ofItsOwn)
-	refusedFor(t, "an event about a pod", own.Create(t.Context(),
+	refusedFor(t, "an event about a secret", own.Create(t.Context(),
 		event(func(e *eventsv1.Event) { e.Regarding.Kind = "Secret" })),
 		"only events about claims, their pods and that node")
 	mine := event(asIs)
