@@ -40,12 +40,14 @@ type brokenGPU struct {
 	nvml    *nvml.Machine       // of this process
 	claims  *claims.Preparer
 	told    []gpu.UUID // GPUs on which a claim has left something
+	// patience is how long a call may take until the kubelet calls again. Only a GPU that hangs may exhaust it.
+	patience time.Duration
 }
 
 func newBrokenGPU(t *testing.T, profile string, use gpu.SharingMode) *brokenGPU {
 	p, err := simulator.BuiltIn(profile)
 	must(t, err)
-	b := &brokenGPU{fixture: newFixture(t), use: use}
+	b := &brokenGPU{fixture: newFixture(t), use: use, patience: time.Hour}
 	b.machine, err = simulator.Open(b.dir+"/machine", p)
 	must(t, err)
 	must(t, b.machine.LayOut(simulator.Programs{NvidiaSMI: os.Args[0]}))
@@ -91,7 +93,7 @@ func (devicesOnly) MemoryLimit(gpu.Device) (gpu.Access, error) { return gpu.Acce
 // call calls do as the kubelet does: again while the call takes too long.
 func (b *brokenGPU) call(do func(context.Context) error) error {
 	for {
-		ctx, cancel := context.WithTimeout(b.context(), time.Second)
+		ctx, cancel := context.WithTimeout(b.context(), b.patience)
 		err := do(ctx)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
@@ -207,7 +209,7 @@ func TestBrokenGPUs(t *testing.T) {
 				must(t, b.machine.LayOut(simulator.Programs{}))
 				timeout := time.Hour
 				if state.name == "hanging" {
-					timeout = 3 * time.Second
+					timeout, b.patience = 10*time.Second, time.Second
 				}
 				_ = b.restart(timeout) // the claim may have lost its GPU
 				want := state.ends || shape.undo == ""
@@ -218,7 +220,9 @@ func TestBrokenGPUs(t *testing.T) {
 				if got != want || got != (len(b.told) == 0) || got != (len(b.records()) == 0) {
 					t.Errorf("restored: got %t, told of GPUs %q, records %q; want %t", got, b.told, b.records(), want)
 				}
-				_ = b.prepare("b", allocated) // which returns
+				short, cancel := context.WithTimeout(b.context(), time.Second)
+				_, _ = b.claims.Prepare(short, claim("b", allocated)) // which returns
+				cancel()
 				b.unprepare("b")
 				if state.mends == nil {
 					return
@@ -227,6 +231,7 @@ func TestBrokenGPUs(t *testing.T) {
 				must(t, b.nvml.Close())
 				must(t, state.mends(b.machine.Node, gpu.ParentName(d.Name)))
 				must(t, b.machine.LayOut(simulator.Programs{}))
+				b.patience = time.Hour
 				must(t, b.restart(time.Hour))
 				for _, name := range []string{"a", "b"} {
 					if !b.unprepare(name) {

@@ -115,7 +115,6 @@ func TestSlicesFollowTheNodeObject(t *testing.T) {
 			p.Run(ctx)
 		}()
 		inv := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}})
-		p.Set(inv)
 		for _, row := range []struct {
 			name   string
 			change func()
