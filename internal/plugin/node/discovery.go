@@ -161,6 +161,17 @@ func withIndexes(gpus, known inventory.Inventory) inventory.Inventory {
 	return gpus
 }
 
+// withoutOwnPartitions returns what is remembered of GPUs for when they are lost: a partition of the driver may end
+// meanwhile, with its claim, and must not count as one that somebody else has made.
+func withoutOwnPartitions(gpus inventory.Inventory, own func(gpu.Placement) bool) inventory.Inventory {
+	gpus = slices.Clone(gpus)
+	for i, d := range gpus {
+		gpus[i].MIG.Instances = slices.DeleteFunc(slices.Clone(d.MIG.Instances),
+			func(p gpu.Partition) bool { return own(p.Placement) })
+	}
+	return gpus
+}
+
 // withRemoved marks removed partitions of claims as lost. They cannot be allocated, but their claims can still be
 // released.
 func withRemoved(inv inventory.Inventory, all []removedPartition) inventory.Inventory {

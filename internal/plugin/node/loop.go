@@ -349,7 +349,7 @@ func (s *state) derive() (same bool) {
 	held := slices.DeleteFunc(slices.Clone(s.basis.known), func(d gpu.Device) bool { return !r.holds(d.Name) })
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(held, r.holds), r.removed(gpus)))
 	same = s.devices != nil && reflect.DeepEqual(*s.devices, devices)
-	s.devices, s.known = &devices, append(slices.Clone(gpus), partitionsOf(devices)...)
+	s.devices, s.known = &devices, append(withoutOwnPartitions(gpus, r.own), partitionsOf(devices)...)
 	return same
 }
 

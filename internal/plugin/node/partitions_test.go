@@ -157,3 +157,30 @@ func TestProductInMIGMode(t *testing.T) {
 		}
 	}
 }
+
+// The partition of a claim that ends while its GPU is lost does not count as one that somebody else has made.
+func TestClaimEndsWhileItsGPUIsLost(t *testing.T) {
+	d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Use: gpu.SharingMode{Partitions: gpu.PartitionsDynamic},
+		MIG: gpu.MIG{Capable: true, Switchable: true,
+			Profiles: []gpu.Profile{{Name: "1g.10gb", Size: 1, Slices: 1, Starts: []int{0, 1}}}}}
+	parted, _ := partitioned(d, "1g.10gb!")
+	claim := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}, BootID: "now",
+		Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0-mig-1g10gb-0",
+			GPU: "GPU-0", Partition: &sharing.AssignedPartition{Placement: parted.MIG.Instances[0].Placement, UUID: "MIG-0"}}}}}
+	var s state
+	look := func(found gpu.Device, claims ...checkpoint.PreparedClaim) {
+		gpus := inventory.Inventory{found}.Retain(s.known.GPUs(), func(string) bool { return len(claims) > 0 })
+		s.basis = basis{gpus: gpus, known: s.known, records: newRecords("now", claims, claims, nil)}
+		s.derive()
+	}
+	look(parted, claim)
+	parted.Lost = true
+	look(parted)
+	var got []string
+	for _, d := range *s.devices {
+		got = append(got, strings.TrimSpace(d.Name+" "+d.Blocked))
+	}
+	if want := "gpu-0, gpu-0-mig-1g10gb-1, gpu-0-mig-1g10gb-0"; strings.Join(got, ", ") != want {
+		t.Errorf("got %q, want %s", got, want)
+	}
+}
