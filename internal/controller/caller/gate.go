@@ -62,7 +62,7 @@ func (g *Gate) Enter(mux http.Handler) http.Handler {
 			g.refuse(w, r, reason, err)
 			return
 		}
-		g.strangers.leave(r.RemoteAddr)
+		g.strangers.leave(r)
 		begin := time.Now()
 		inside := r.Clone(context.WithValue(r.Context(), admittedKey{}, true))
 		inside.URL.Path = path
@@ -118,7 +118,7 @@ func (g *Gate) Schedulers(next http.Handler) http.Handler {
 				"or certFile and keyFile, in the tlsConfig of the extender, from the secret that has its ca.crt", err))
 			return
 		}
-		g.strangers.leave(r.RemoteAddr)
+		g.strangers.leave(r)
 		next.ServeHTTP(w, r)
 	})
 }

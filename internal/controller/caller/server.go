@@ -20,8 +20,11 @@ import (
 )
 
 const (
-	// headerTimeout is how long a TLS handshake and the header of a request may take.
+	// headerTimeout is how long a stranger may take for a TLS handshake and the header of a request.
 	headerTimeout, maxHeader = 5 * time.Second, 16 << 10
+	// idleTimeout is how long a connection from the address of a known caller may have no request. API servers close
+	// theirs after 90 seconds. The server must not be the first: a call fails on a connection that it is closing.
+	idleTimeout = 2 * time.Minute
 	// shutdownTimeout is how long calls may take when the server ends.
 	shutdownTimeout = time.Minute
 )
@@ -55,7 +58,7 @@ func (s *Server) Start(ctx context.Context) error {
 		config.GetCertificate = files.GetCertificate
 	}
 	server := &http.Server{Handler: s.WebhookMux(), BaseContext: func(net.Listener) context.Context { return ctx },
-		ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeader, IdleTimeout: 90 * time.Second}
+		ConnContext: withConnection, ReadHeaderTimeout: idleTimeout, MaxHeaderBytes: maxHeader, IdleTimeout: idleTimeout}
 	ended := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
@@ -90,63 +93,102 @@ type listener struct {
 
 func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
-	if err == nil {
-		l.strangers.enter(c)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	return l.strangers.enter(c), nil
+}
+
+// connection is one whose caller is not known before its first call.
+type connection struct {
+	net.Conn
+	host   string
+	called atomic.Bool
+}
+
+// connectionKey marks the connection in the context of its requests.
+type connectionKey struct{}
+
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connectionKey{}, c.(*tls.Conn).NetConn())
 }
 
 const (
-	// maxStrangers is how many connections are open whose callers have called nothing yet.
-	maxStrangers = 512
+	// maxStrangers is how many connections are open whose callers have called nothing yet, and maxUnused how many such
+	// ones from the addresses of known callers. If there are more, the oldest one is closed.
+	maxStrangers, maxUnused = 512, 1024
 	// trust is how long the address of a caller that is known counts as one.
 	trust = time.Hour
 )
 
-// strangers are connections whose callers are not known yet. If there are too many, the oldest one is closed. API
-// servers open many connections at once, so those from addresses of known callers do not count.
+// strangers are connections whose callers are not known yet. API servers open many at once, and use some of them only
+// later, so those from addresses of known callers have places and time of their own.
 type strangers struct {
-	mu     sync.Mutex
-	latest [maxStrangers]struct {
-		net.Conn
-		from string
-	}
-	next  int
-	known map[string]time.Time // hosts of known callers, and when they called
+	mu                sync.Mutex
+	strange, familiar places
+	known             map[string]time.Time // hosts of known callers, and when they called
 }
 
-func (s *strangers) enter(c net.Conn) {
-	from := c.RemoteAddr().String()
-	host, _, _ := net.SplitHostPort(from)
-	s.mu.Lock()
-	if at, ok := s.known[host]; ok && time.Since(at) < trust {
-		s.mu.Unlock()
-		return
-	}
-	oldest := s.latest[s.next].Conn
-	s.latest[s.next].Conn, s.latest[s.next].from = c, from
-	s.next = (s.next + 1) % maxStrangers
-	s.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close() // it may be closed already
-	}
+// places are the latest connections.
+type places struct {
+	latest []*connection
+	next   int
 }
 
-// leave lets the connections from that address stay: its caller is known.
-func (s *strangers) leave(from string) {
-	host, _, _ := net.SplitHostPort(from)
+// put returns the connection whose place c takes; nil: there was room.
+func (p *places) put(c *connection, room int) (oldest *connection) {
+	if len(p.latest) < room {
+		p.latest = append(p.latest, c)
+		return nil
+	}
+	oldest, p.latest[p.next] = p.latest[p.next], c
+	p.next = (p.next + 1) % room
+	return oldest
+}
+
+func (s *strangers) enter(conn net.Conn) *connection {
+	c := &connection{Conn: conn}
+	c.host, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.known[host]) < trust/2 {
-		return // its connections do not count
+	if s.knows(c.host) {
+		if oldest := s.familiar.put(c, maxUnused); oldest != nil && !oldest.called.Load() {
+			_ = oldest.Close() // it may be closed already
+		}
+		return c
 	}
+	time.AfterFunc(headerTimeout, func() { s.end(c) })
+	if oldest := s.strange.put(c, maxStrangers); oldest != nil && !s.knows(oldest.host) {
+		_ = oldest.Close()
+	}
+	return c
+}
+
+// end closes the connection of a stranger.
+func (s *strangers) end(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.knows(c.host) {
+		_ = c.Close()
+	}
+}
+
+// knows reports whether a known caller has called from the host.
+func (s *strangers) knows(host string) bool {
+	at, ok := s.known[host]
+	return ok && time.Since(at) < trust
+}
+
+// leave takes note that the caller of the request is known.
+func (s *strangers) leave(r *http.Request) {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		c.called.Store(true)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.known == nil {
 		s.known = map[string]time.Time{}
 	}
 	s.known[host] = time.Now()
-	for i := range s.latest {
-		if one, _, _ := net.SplitHostPort(s.latest[i].from); one == host {
-			s.latest[i].Conn, s.latest[i].from = nil, ""
-		}
-	}
 }
