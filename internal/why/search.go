@@ -11,8 +11,6 @@ import (
 const (
 	// maxAlternatives is how many further sets of changes a report has.
 	maxAlternatives = 4
-	// maxPairs is how many pairs of changes the search tries.
-	maxPairs = 3000
 	// maxGroups is on how many kinds of nodes the search tries to wait for several claims.
 	maxGroups = 32
 )
@@ -209,11 +207,10 @@ func (s *search) accept(steps []step) (bool, error) {
 	return true, nil
 }
 
-// run searches: single changes, then pairs, then larger sets.
+// run searches: single changes, then larger sets.
 func (s *search) run() {
 	ofClaims, waits := s.changes()
-	if s.single(slices.Concat(ofClaims, waits)) && len(s.found) == 0 && s.pairs(slices.Concat(ofClaims, waits)) &&
-		len(s.found) == 0 {
+	if s.single(slices.Concat(ofClaims, waits)) && len(s.found) == 0 {
 		s.larger(ofClaims, waits)
 	}
 	slices.SortStableFunc(s.found, func(a, b advice) int { return a.weight() - b.weight() })
@@ -241,42 +238,6 @@ func (s *search) single(all []*change) bool {
 		}
 	}
 	return true
-}
-
-// pairs tries each pair of changes. It returns false at the limit.
-func (s *search) pairs(all []*change) bool {
-	tried, total := 0, 0
-	for i, a := range all {
-		if s.ctx.Err() != nil {
-			s.notTried = append(s.notTried, "some pairs of changes, and larger sets")
-			return false
-		}
-		for _, b := range all[i+1:] {
-			if !together(a, b) {
-				continue
-			}
-			if total++; tried == maxPairs || len(s.found) > maxAlternatives {
-				continue
-			}
-			tried++
-			if _, err := s.accept(loosest(a, b)); err != nil {
-				s.notTried = append(s.notTried, "some pairs of changes, and larger sets")
-				return false
-			}
-		}
-	}
-	if tried < total && len(s.found) == 0 {
-		s.notTried = append(s.notTried, fmt.Sprintf("%d of %d pairs of changes", total-tried, total))
-	}
-	return true
-}
-
-// together reports whether it makes sense to make both changes.
-func together(a, b *change) bool {
-	if a.target == b.target {
-		return false
-	}
-	return a.only == nil || b.only == nil || a.only == b.only
 }
 
 // larger starts with all changes, and leaves out what is not needed. What remains cannot be made smaller by leaving one
@@ -311,7 +272,7 @@ func (s *search) larger(ofClaims, waits []*change) {
 			continue
 		}
 		if err := s.reduce(set, ofClaims); err != nil {
-			s.notTried = append(s.notTried, "some sets of more than two changes")
+			s.notTried = append(s.notTried, "some sets of changes")
 			return
 		}
 	}
@@ -370,6 +331,7 @@ func (s *search) reduce(set, ofClaims []*change) error {
 			}
 		}
 	}
+	slices.SortStableFunc(set, func(a, b *change) int { return a.rank() - b.rank() })
 	_, err = s.accept(loosest(set...))
 	return err
 }

@@ -1522,7 +1522,7 @@ func TestLimit(t *testing.T) {
 		notTried  string
 	}{
 		{1, false, "2 of 3 single changes, and sets of changes"},
-		{3, false, "some pairs of changes, and larger sets"},
+		{3, false, "some sets of changes"},
 		{1000, true, ""},
 	} {
 		searchAsked = row.questions
