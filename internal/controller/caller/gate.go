@@ -30,12 +30,12 @@ type Gate struct {
 	Scheduler func() []byte
 
 	refused   *prometheus.CounterVec
-	strangers strangers
+	strangers *strangers
 }
 
 // NewGate returns a gate that lets API servers in which know the webhooks' paths.
 func NewGate(webhooks *Webhooks, scheduler func() []byte) *Gate {
-	return &Gate{Webhooks: webhooks, Scheduler: scheduler, refused: metrics.NewRefusedCalls()}
+	return &Gate{Webhooks: webhooks, Scheduler: scheduler, refused: metrics.NewRefusedCalls(), strangers: newStrangers()}
 }
 
 // Metrics are the calls that were refused.

@@ -298,7 +298,7 @@ func TestSlowRequestsOfStrangers(t *testing.T) {
 // Of those who open connections and call nothing, the oldest are cut off, whatever they have sent. Connections from the
 // address of an API server stay, however many come at once.
 func TestConnectionsOfStrangers(t *testing.T) {
-	var all strangers
+	all := newStrangers()
 	conns := map[string]*conn{}
 	enter := func(host string, n int) {
 		for range n {

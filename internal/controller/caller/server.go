@@ -57,6 +57,9 @@ func (s *Server) Start(ctx context.Context) error {
 		go func() { _ = files.Start(ctx) }() // it logs errors
 		config.GetCertificate = files.GetCertificate
 	}
+	withConnection := func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, connectionKey{}, c.(*tls.Conn).NetConn())
+	}
 	server := &http.Server{Handler: s.WebhookMux(), BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: withConnection, ReadHeaderTimeout: idleTimeout, MaxHeaderBytes: maxHeader, IdleTimeout: idleTimeout}
 	ended := make(chan error, 1)
@@ -84,7 +87,7 @@ func (s *Server) StartedChecker() healthz.Checker {
 }
 
 // listen notes all connections that a listener accepts.
-func (g *Gate) listen(l net.Listener) net.Listener { return listener{l, &g.strangers} }
+func (g *Gate) listen(l net.Listener) net.Listener { return listener{l, g.strangers} }
 
 type listener struct {
 	net.Listener
@@ -109,10 +112,6 @@ type connection struct {
 // connectionKey marks the connection in the context of its requests.
 type connectionKey struct{}
 
-func withConnection(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connectionKey{}, c.(*tls.Conn).NetConn())
-}
-
 const (
 	// maxStrangers is how many connections are open whose callers have called nothing yet, and maxUnused how many such
 	// ones from the addresses of known callers. If there are more, the oldest one is closed.
@@ -125,25 +124,13 @@ const (
 // later, so those from addresses of known callers have places and time of their own.
 type strangers struct {
 	mu                sync.Mutex
-	strange, familiar places
+	strange, familiar chan *connection     // the latest ones
 	known             map[string]time.Time // hosts of known callers, and when they called
 }
 
-// places are the latest connections.
-type places struct {
-	latest []*connection
-	next   int
-}
-
-// put returns the connection whose place c takes; nil: there was room.
-func (p *places) put(c *connection, room int) (oldest *connection) {
-	if len(p.latest) < room {
-		p.latest = append(p.latest, c)
-		return nil
-	}
-	oldest, p.latest[p.next] = p.latest[p.next], c
-	p.next = (p.next + 1) % room
-	return oldest
+func newStrangers() *strangers {
+	return &strangers{strange: make(chan *connection, maxStrangers), familiar: make(chan *connection, maxUnused),
+		known: map[string]time.Time{}}
 }
 
 func (s *strangers) enter(conn net.Conn) *connection {
@@ -151,16 +138,17 @@ func (s *strangers) enter(conn net.Conn) *connection {
 	c.host, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.knows(c.host) {
-		if oldest := s.familiar.put(c, maxUnused); oldest != nil && !oldest.called.Load() {
+	places := s.familiar
+	if !s.knows(c.host) {
+		places = s.strange
+		time.AfterFunc(headerTimeout, func() { s.end(c) })
+	}
+	if len(places) == cap(places) {
+		if oldest := <-places; !oldest.called.Load() && (places == s.familiar || !s.knows(oldest.host)) {
 			_ = oldest.Close() // it may be closed already
 		}
-		return c
 	}
-	time.AfterFunc(headerTimeout, func() { s.end(c) })
-	if oldest := s.strange.put(c, maxStrangers); oldest != nil && !s.knows(oldest.host) {
-		_ = oldest.Close()
-	}
+	places <- c
 	return c
 }
 
@@ -187,8 +175,5 @@ func (s *strangers) leave(r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known == nil {
-		s.known = map[string]time.Time{}
-	}
 	s.known[host] = time.Now()
 }
