@@ -3,13 +3,16 @@
 package helm_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The controller may delete pods only where it evicts them, and an admission policy says which.
@@ -58,6 +61,57 @@ func TestSafeScheduler(t *testing.T) {
 		text := template(t, "--set", "scheduler.enabled=true", "--kube-version", cluster)
 		if image := "image: registry.k8s.io/kube-scheduler:" + want + "\n"; !strings.Contains(text, image) {
 			t.Errorf("Kubernetes %s: want the %s", cluster, image)
+		}
+	}
+}
+
+// Who has the token of the controller may tell why a pod is evicted and, for preemption, where it goes and that it
+// pauses. Its labels decide which Services and network policies it belongs to, so they stay, as does all else.
+func TestPolicyOfPods(t *testing.T) {
+	pod := func(change func(*corev1.Pod)) any {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "payments", Labels: map[string]string{"app": "payments"},
+			Annotations: map[string]string{"a": "b"}}}
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "x"}
+		change(p)
+		return asJSON(t, p)
+	}
+	var policies [2]admissionv1.ValidatingAdmissionPolicy
+	for i, preempts := range []bool{false, true} {
+		rendered(t, template(t, "--kube-version", "v1.37.0", "--set",
+			fmt.Sprintf("controller.preemption.enabled=%t", preempts)), "ValidatingAdmissionPolicy", "creates", &policies[i])
+	}
+	for _, row := range []struct {
+		name             string
+		evicts, preempts bool // whether it is allowed
+		change           func(*corev1.Pod)
+	}{
+		{"the condition", true, true, func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
+		}},
+		{"the node", false, true, func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" }},
+		{"the pause", false, true, func(p *corev1.Pod) { p.Annotations["gpu.nvidia.com/preemption-pause"] = "1m" }},
+		{"another annotation", false, false, func(p *corev1.Pod) { p.Annotations["x"] = "y" }},
+		{"a changed annotation", false, false, func(p *corev1.Pod) { p.Annotations["a"] = "y" }},
+		{"an annotation less", false, false, func(p *corev1.Pod) { delete(p.Annotations, "a") }},
+		{"a label", false, false, func(p *corev1.Pod) { p.Labels["app"] = "vault" }},
+		{"a finalizer", false, false, func(p *corev1.Pod) { p.Finalizers = []string{"example.com/never"} }},
+		{"another condition", false, false, func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}},
+		{"the phase", false, false, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
+		{"the address of its node", false, false, func(p *corev1.Pod) { p.Status.HostIP = "192.0.2.1" }},
+		{"its address", false, false, func(p *corev1.Pod) { p.Status.PodIP = "192.0.2.1" }},
+	} {
+		input := map[string]any{"object": pod(row.change), "oldObject": pod(func(*corev1.Pod) {}),
+			"request": map[string]any{"operation": "UPDATE", "resource": map[string]any{"resource": "pods"}}}
+		for i, want := range []bool{row.evicts, row.preempts} {
+			got := true
+			for _, v := range policies[i].Spec.Validations {
+				got = got && evaluate(t, v.Expression, input) == true
+			}
+			if got != want {
+				t.Errorf("%s, with preemption %t: got allowed: %t, want %t", row.name, i == 1, got, want)
+			}
 		}
 	}
 }
