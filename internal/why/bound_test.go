@@ -71,7 +71,7 @@ func TestSlow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Search{Asked: r.Search.Asked, NotTried: "what the allocator does not answer within 1ns (3 questions)"}
+	want := Search{Asked: r.Search.Asked, NotTried: "what the allocator does not answer within 1ns (4 questions)"}
 	if r.Search != want || len(r.Change) > 0 {
 		t.Errorf("got %+v, %+v, want %+v", r.Search, r.Change, want)
 	}

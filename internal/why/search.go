@@ -244,7 +244,7 @@ func (s *search) single(all []*change) bool {
 // out.
 func (s *search) larger(ofClaims, waits []*change) {
 	var sets [][]*change
-	for _, without := range []ChangeKind{DropCapacity, LowerCapacity} {
+	for _, without := range []ChangeKind{DropCapacity, LowerCapacity, DropClause} {
 		sets = append(sets, everything(ofClaims, without))
 	}
 	groups := 0
@@ -261,16 +261,13 @@ func (s *search) larger(ofClaims, waits []*change) {
 		if groups++; groups > maxGroups {
 			continue
 		}
-		sets = append(sets, here, slices.Concat(here, sets[0]), slices.Concat(here, sets[1]))
+		sets = append(sets, here, slices.Concat(here, sets[0]), slices.Concat(here, sets[1]), slices.Concat(here, sets[2]))
 	}
 	if groups > maxGroups {
 		s.notTried = append(s.notTried, fmt.Sprintf("to wait for several claims on %d of %d kinds of nodes",
 			groups-maxGroups, groups))
 	}
 	for _, set := range sets {
-		if len(set) == 0 {
-			continue
-		}
 		if err := s.reduce(set, ofClaims); err != nil {
 			s.notTried = append(s.notTried, "some sets of changes")
 			return
@@ -278,11 +275,12 @@ func (s *search) larger(ofClaims, waits []*change) {
 	}
 }
 
-// everything returns the loosest change for each thing that can be changed, other than those of that kind.
+// everything returns the loosest change for each thing that can be changed, other than those of that kind. A clause is
+// guarded only where none is removed.
 func everything(all []*change, without ChangeKind) []*change {
 	var set []*change
 	for _, c := range all {
-		if c.kind == without || c.kind == Guard {
+		if c.kind == without || c.kind == Guard && without != DropClause {
 			continue
 		}
 		if at := slices.IndexFunc(set, func(other *change) bool { return other.target == c.target }); at < 0 {

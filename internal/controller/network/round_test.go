@@ -10,9 +10,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 )
 
 const lostTaint = " remote.gpu.nvidia.com/server-lost:NoExecute"
@@ -133,6 +136,44 @@ func TestRounds(t *testing.T) {
 				t.Errorf("one more round changes the state to\n%sfrom\n%s", again, got)
 			}
 		})
+	}
+}
+
+// Of two server pods with one claim, as replicas of a Deployment that names it, the first one serves its GPU.
+func TestOneServerForAClaim(t *testing.T) {
+	w := newWorld(t)
+	w.do("server a 1 0")
+	w.do("server b 2 0")
+	pod, err := w.api.CoreV1().Pods(namespace).Get(t.Context(), "b", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("a-gpu")
+	if _, err := w.api.CoreV1().Pods(namespace).Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := w.api.ResourceV1().ResourceClaims(namespace).Get(t.Context(), "a-gpu", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []string{"0", "1", "2"} { // the first one is no server
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: user, UID: types.UID(user)})
+	}
+	if _, err := w.api.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), claim,
+		metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.do("round")
+	if len(w.pool) != 1 || w.pool[0].Name != w.devices["a"] {
+		t.Errorf("got %d devices, want that of server a: %s", len(w.pool), w.state())
+	}
+	var list corev1.EventList
+	if err := w.direct.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, "server pod 1 has the same claim") {
+		t.Errorf("got events %v", list.Items)
 	}
 }
 

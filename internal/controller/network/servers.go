@@ -94,7 +94,8 @@ var errRefused = errors.New("no GPU over the network")
 // reader reads the slices of each node once.
 type reader struct {
 	*Controller
-	nodes map[string][]resourceapi.ResourceSlice
+	nodes   map[string][]resourceapi.ResourceSlice
+	serving map[types.UID]*corev1.Pod // pods of servers that run
 }
 
 // offerOf returns what the pod serves.
@@ -144,6 +145,12 @@ func (r *reader) served(ctx context.Context, pod *corev1.Pod) (*resourceapi.Devi
 		claim, err := r.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, *name, metav1.GetOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("read claim %s: %w", *name, err)
+		}
+		users := claim.Status.ReservedFor
+		if at := slices.IndexFunc(users, func(u resourceapi.ResourceClaimConsumerReference) bool {
+			return r.serving[u.UID] != nil
+		}); at >= 0 && users[at].UID != pod.UID {
+			return nil, fmt.Errorf("%w: server pod %s has the same claim: each needs its own", errRefused, users[at].Name)
 		}
 		for _, result := range cluster.Results(claim) {
 			if result.Driver == r.driver {
@@ -281,17 +288,17 @@ func (c *Controller) restore(ctx context.Context) error {
 // look reads which pods serve what. What it cannot read now, it reads in the next round.
 func (c *Controller) look(ctx context.Context) error {
 	var errs []error
-	r := &reader{c, map[string][]resourceapi.ResourceSlice{}}
-	pods := map[types.UID]bool{}
+	r := &reader{c, map[string][]resourceapi.ResourceSlice{}, map[types.UID]*corev1.Pod{}}
 	for _, s := range c.servers {
 		s.pod = nil
 	}
 	for _, pod := range c.pods() {
-		if pod.Namespace != c.Namespace || pod.Labels[remote.ServerLabel] == "" || pod.DeletionTimestamp != nil ||
-			pod.Status.Phase != corev1.PodRunning || pod.Status.PodIP == "" {
-			continue
+		if pod.Namespace == c.Namespace && pod.Labels[remote.ServerLabel] != "" && pod.DeletionTimestamp == nil &&
+			pod.Status.Phase == corev1.PodRunning && pod.Status.PodIP != "" {
+			r.serving[pod.UID] = pod
 		}
-		pods[pod.UID] = true
+	}
+	for _, pod := range r.serving {
 		o, known := c.offers[pod.UID]
 		if !known || c.now().Sub(o.at) >= refreshed {
 			device, err := r.offerOf(ctx, pod)
@@ -322,6 +329,6 @@ func (c *Controller) look(ctx context.Context) error {
 			s.pod = pod
 		}
 	}
-	maps.DeleteFunc(c.offers, func(uid types.UID, _ offer) bool { return !pods[uid] })
+	maps.DeleteFunc(c.offers, func(uid types.UID, _ offer) bool { return r.serving[uid] == nil })
 	return errors.Join(errs...)
 }
