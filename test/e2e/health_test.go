@@ -7,6 +7,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -32,6 +35,7 @@ func (s *suite) testHealth(t *testing.T) {
 		t.Run("whole GPU", s.testSickGPU)
 		t.Run("partition", s.testSickPartition)
 		t.Run("extended resource", s.testSickExtended)
+		t.Run("by hand, as the demo says", s.testSickGPUByHand)
 	})
 	t.Run("shared GPU", func(t *testing.T) {
 		t.Parallel()
@@ -200,6 +204,33 @@ func (s *suite) testSickGPU(t *testing.T) {
 		func(*corev1.Pod) bool { return true }); err != nil || after.UID != next.UID {
 		t.Errorf("the pod on the GPU that needed a reset was replaced: %v", err)
 	}
+}
+
+// testSickGPUByHand runs the commands of the demo's README, in the folder where its reader is.
+func (s *suite) testSickGPUByHand(t *testing.T) {
+	tools := filepath.Dir(os.Getenv(helmProgram)) // kubectl is there, too
+	if tools == "." {
+		t.Skip("no programs beside $HELM")
+	}
+	page, err := os.ReadFile("../../demo/sick-gpu/README.md")
+	s.must(t, err)
+	_, commands, _ := strings.Cut(string(page), "```sh\n")
+	commands, _, _ = strings.Cut(commands, "```")
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-euxc", commands+"echo sick: $node $gpu")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "PATH="+tools+":"+os.Getenv("PATH"))
+	output, err := cmd.CombinedOutput()
+	defer func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), soon, "demo-sick-gpu")) }()
+	_, sick, _ := strings.Cut(string(output), "\nsick: ")
+	node, gpu, _ := strings.Cut(strings.TrimSpace(sick), " ")
+	if err != nil || !strings.Contains(string(output), "\nworker-") {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node}, "GPUUnhealthy", gpu)
+	s.must(t, kube.Until(t.Context(), soon, "the GPU to be cleared", func(ctx context.Context) (bool, string, error) {
+		_, err := s.Exec(ctx, client.ObjectKeyFromObject(s.plugin(t, node)), kube.SimulatedPlugin, "health", "--clear", gpu)
+		return err == nil, "", err
+	}))
+	s.waitTaint(t, node, gpu, "")
 }
 
 // waitCondition waits until the only device of the claim has the condition Healthy with this status and reason.
