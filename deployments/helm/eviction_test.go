@@ -77,8 +77,9 @@ func TestPolicyOfPods(t *testing.T) {
 	}
 	var policies [2]admissionv1.ValidatingAdmissionPolicy
 	for i, preempts := range []bool{false, true} {
-		rendered(t, template(t, "--kube-version", "v1.37.0", "--set",
-			fmt.Sprintf("controller.preemption.enabled=%t", preempts)), "ValidatingAdmissionPolicy", "creates", &policies[i])
+		chart := template(t, "--kube-version", "v1.37.0", "--set",
+			fmt.Sprintf("controller.preemption.enabled=%t", preempts))
+		rendered(t, chart, "ValidatingAdmissionPolicy", "creates", &policies[i])
 	}
 	for _, row := range []struct {
 		name             string

@@ -240,8 +240,7 @@ func (s *search) single(all []*change) bool {
 	return true
 }
 
-// larger starts with all changes, and leaves out what is not needed. What remains cannot be made smaller by leaving one
-// out.
+// larger starts with all changes, and leaves out those without which the workload fits.
 func (s *search) larger(ofClaims, waits []*change) {
 	var sets [][]*change
 	for _, without := range []ChangeKind{DropCapacity, LowerCapacity, DropClause} {
@@ -261,7 +260,9 @@ func (s *search) larger(ofClaims, waits []*change) {
 		if groups++; groups > maxGroups {
 			continue
 		}
-		sets = append(sets, here, slices.Concat(here, sets[0]), slices.Concat(here, sets[1]), slices.Concat(here, sets[2]))
+		for _, with := range append([][]*change{nil}, sets[:3]...) {
+			sets = append(sets, slices.Concat(here, with))
+		}
 	}
 	if groups > maxGroups {
 		s.notTried = append(s.notTried, fmt.Sprintf("to wait for several claims on %d of %d kinds of nodes",
@@ -275,8 +276,7 @@ func (s *search) larger(ofClaims, waits []*change) {
 	}
 }
 
-// everything returns the loosest change for each thing that can be changed, other than those of that kind. A clause is
-// guarded only where none is removed.
+// everything returns the loosest change of each thing, but of that kind. Clauses are guarded where none is removed.
 func everything(all []*change, without ChangeKind) []*change {
 	var set []*change
 	for _, c := range all {

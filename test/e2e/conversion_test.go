@@ -141,7 +141,8 @@ spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resource
 	}
 }
 
-// answerTime is how long the webhook has to answer: controller.admission.timeoutSeconds of demo/values.yaml, less a tenth.
+// answerTime is how long the webhook has to answer: controller.admission.timeoutSeconds, as in demo/values.yaml, less a
+// tenth.
 const answerTime = 9 * time.Second
 
 // testConversionOfServer creates a pod as those of vLLM and the like: with a volume at /dev/shm, and an enforced share.

@@ -226,8 +226,9 @@ func (s *suite) testSickGPUByHand(t *testing.T) {
 		t.Fatalf("%v\n%s", err, output)
 	}
 	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node}, "GPUUnhealthy", gpu)
+	plugin := client.ObjectKeyFromObject(s.plugin(t, node))
 	s.must(t, kube.Until(t.Context(), soon, "the GPU to be cleared", func(ctx context.Context) (bool, string, error) {
-		_, err := s.Exec(ctx, client.ObjectKeyFromObject(s.plugin(t, node)), kube.SimulatedPlugin, "health", "--clear", gpu)
+		_, err := s.Exec(ctx, plugin, kube.SimulatedPlugin, "health", "--clear", gpu)
 		return err == nil, "", err
 	}))
 	s.waitTaint(t, node, gpu, "")

@@ -34,8 +34,8 @@ type Gate struct {
 }
 
 // NewGate returns a gate that lets API servers in which know the webhooks' paths.
-func NewGate(webhooks *Webhooks, scheduler func() []byte) *Gate {
-	return &Gate{Webhooks: webhooks, Scheduler: scheduler, refused: metrics.NewRefusedCalls(), strangers: newStrangers()}
+func NewGate(w *Webhooks, scheduler func() []byte) *Gate {
+	return &Gate{Webhooks: w, Scheduler: scheduler, refused: metrics.NewRefusedCalls(), strangers: newStrangers()}
 }
 
 // Metrics are the calls that were refused.

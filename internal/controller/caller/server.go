@@ -57,11 +57,11 @@ func (s *Server) Start(ctx context.Context) error {
 		go func() { _ = files.Start(ctx) }() // it logs errors
 		config.GetCertificate = files.GetCertificate
 	}
-	withConnection := func(ctx context.Context, c net.Conn) context.Context {
+	inContext := func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, connectionKey{}, c.(*tls.Conn).NetConn())
 	}
 	server := &http.Server{Handler: s.WebhookMux(), BaseContext: func(net.Listener) context.Context { return ctx },
-		ConnContext: withConnection, ReadHeaderTimeout: idleTimeout, MaxHeaderBytes: maxHeader, IdleTimeout: idleTimeout}
+		ConnContext: inContext, MaxHeaderBytes: maxHeader, IdleTimeout: idleTimeout, ReadHeaderTimeout: idleTimeout}
 	ended := make(chan error, 1)
 	go func() {
 		<-ctx.Done()

@@ -166,7 +166,8 @@ func TestClaimEndsWhileItsGPUIsLost(t *testing.T) {
 	parted, _ := partitioned(d, "1g.10gb!")
 	claim := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}, BootID: "now",
 		Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0-mig-1g10gb-0",
-			GPU: "GPU-0", Partition: &sharing.AssignedPartition{Placement: parted.MIG.Instances[0].Placement, UUID: "MIG-0"}}}}}
+			GPU: "GPU-0", Partition: &sharing.AssignedPartition{Placement: parted.MIG.Instances[0].Placement,
+				UUID: "MIG-0"}}}}}
 	var s state
 	look := func(found gpu.Device, claims ...checkpoint.PreparedClaim) {
 		gpus := inventory.Inventory{found}.Retain(s.known.GPUs(), func(string) bool { return len(claims) > 0 })
