@@ -175,9 +175,9 @@ func TestWaiting(t *testing.T) {
 	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 is held by other " +
 		"claims; smallest change: "
 	const ofThree = " Warning NotAllocated: pod pod-three waits: request gpu of claim three: it wants 3 devices of " +
-		"one node, and no node has more than 2, or more than 1 free; smallest change: wait until a claim of another " +
-		"namespace has ended; and in ResourceClaim ml/three, request gpu: ask for 1 device instead of 3; " +
-		"and in ResourceClaim ml/beside, request gpu: ask for 1 device instead of 3"
+		"one node, and no node has more than 2, or more than 1 free; smallest change: in ResourceClaim ml/three, " +
+		"request gpu: ask for 1 device instead of 3; and in ResourceClaim ml/beside, request gpu: ask for 1 device " +
+		"instead of 3; and wait until a claim of another namespace has ended"
 	const ofTwo = " Warning NotAllocated: pod pod-two waits: request gpu of claim two: it wants 2" + node +
 		"in ResourceClaim ml/two, request gpu: ask for 1 device instead of 2"
 	want := []string{"ml/beside" + ofThree, "ml/pod-three" + ofThree, "ml/pod-two" + ofTwo, "ml/three" + ofThree,
