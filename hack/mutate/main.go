@@ -25,6 +25,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -92,24 +93,30 @@ func run(ctx context.Context, out io.Writer, n int, seed uint64) error {
 	}
 	var rows []string
 	found := 0
-	for _, m := range all {
+	for batch := range slices.Chunk(all, parallel) {
+		answers, errs := make([]string, len(batch)), make([]error, len(batch))
+		var wg sync.WaitGroup
+		for i, m := range batch {
+			wg.Go(func() { answers[i], errs[i] = judge(ctx, packages, m) })
+		}
+		wg.Wait()
+		for i, m := range batch {
+			if len(rows) == n || errors.Is(errs[i], errNotGo) {
+				continue
+			}
+			file, err := filepath.Rel(here, m.file)
+			if err := errors.Join(err, errs[i]); err != nil {
+				return fmt.Errorf("%s:%d: %w", m.file, m.line, err)
+			}
+			if answers[i] != nobody {
+				found++
+			}
+			rows = append(rows, fmt.Sprintf("| %s:%d | %s | %s |", file, m.line, m, answers[i]))
+			fmt.Fprintln(os.Stderr, rows[len(rows)-1])
+		}
 		if len(rows) == n {
 			break
 		}
-		by, err := judge(ctx, packages, m)
-		if errors.Is(err, errNotGo) {
-			continue
-		}
-		file, errFile := filepath.Rel(here, m.file)
-		if err := errors.Join(err, errFile); err != nil {
-			return fmt.Errorf("%s:%d: %w", m.file, m.line, err)
-		}
-		if by != nobody {
-			found++
-		}
-		row := fmt.Sprintf("| %s:%d | %s | %s |", file, m.line, m, by)
-		fmt.Fprintln(os.Stderr, row)
-		rows = append(rows, row)
 	}
 	slices.Sort(rows)
 	_, err = fmt.Fprintf(out, "| place | change | found by |\n|---|---|---|\n%s\n\n%d of %d are found (seed %d, %d "+
@@ -191,6 +198,9 @@ func mutationsOf(file string, text []byte) ([]mutation, error) {
 }
 
 const nobody = "**nobody**"
+
+// parallel is how many mutations are judged at the same time: many tests wait most of the time.
+const parallel = 3
 
 // patience is how long the tests of one package may take.
 const patience = 5 * time.Minute
