@@ -106,6 +106,7 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.remove(t, refused)
 	s.gone(t, refused)
 	newer.clean(t)
+	newer.endProhibition(t)
 	n.waitMonitor(t, "", "monitor")
 	nextMonitor := n.monitor(t, ns, "next-monitor")
 	s.running(t, nextMonitor)
@@ -192,6 +193,20 @@ func (n node) keptRecords(t *testing.T) map[string]string {
 		t.Fatal("no record is kept")
 	}
 	return records
+}
+
+// endProhibition lets programs use the first GPU of the node: a kept record has found the mode PROHIBITED, so the
+// end of its claim has restored that.
+func (n node) endProhibition(t *testing.T) {
+	t.Helper()
+	gpu := strings.Split(n.gpus(t), "\n")[0]
+	eventually(t, soon, "the taint of a GPU that admits no program", func() string {
+		return is(fmt.Sprint(slices.Contains(n.inPool(t, n.name), gpu+" NoSchedule")), "true")
+	})
+	n.simctl(t, "set", gpu, "compute-mode=DEFAULT")
+	eventually(t, soon, "the taint to go", func() string {
+		return is(fmt.Sprint(slices.Contains(n.inPool(t, n.name), gpu)), "true")
+	})
 }
 
 // recorded waits until exactly these pods' claims have records.

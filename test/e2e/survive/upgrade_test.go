@@ -68,8 +68,7 @@ func (s *suite) testUpgrade(t *testing.T, image string) {
 	if got := old.Spec.Containers[0].Image; got != image {
 		t.Fatalf("got a plugin with image %s before the upgrade, want %s", got, image)
 	}
-	published, err := s.SliceVersions(t.Context(), driver)
-	must(t, err)
+	published := s.keptSlices(t, n.name)
 	kubelet := n.fakeKubelet(t)
 	defer kubelet.end()
 
@@ -119,8 +118,8 @@ func (s *suite) testUpgrade(t *testing.T, image string) {
 	if len(kubelet.seen) != 2 {
 		t.Errorf("registered plugins: got %v, want the old one and the new one", kubelet.seen)
 	}
-	if got, err := s.SliceVersions(t.Context(), driver); err != nil || published == "" || got != published {
-		t.Errorf("error %v; slices were written although no device changed: %s", err, is(got, published))
+	if got := s.keptSlices(t, n.name); published == "" || got != published {
+		t.Errorf("slices were written although no device changed: %s", is(got, published))
 	}
 	for _, check := range goOn {
 		check()
@@ -140,6 +139,26 @@ func (s *suite) testUpgrade(t *testing.T, image string) {
 	for i := range s.profiles {
 		s.node(nodeName(i)).clean(t)
 	}
+}
+
+// keptSlices describes the slices that an upgrade leaves. Since 0.1.0 the slice of the monitor device has another name,
+// and there is a counter of memory where GPUs are partitioned: those slices of the node are written, and not replaced.
+func (s *suite) keptSlices(t *testing.T, partitioned string) string {
+	t.Helper()
+	list, err := s.Slices(t.Context(), driver)
+	must(t, err)
+	var b strings.Builder
+	for _, slice := range list {
+		switch pool := slice.Spec.Pool; {
+		case strings.HasSuffix(pool.Name, "/monitor"):
+		case pool.Name == partitioned:
+			fmt.Fprintf(&b, "%s %s\n", slice.Name, slice.UID)
+		default:
+			fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, pool.Generation,
+				slice.ResourceVersion)
+		}
+	}
+	return b.String()
 }
 
 // stillRuns returns a function that checks that the pod still runs, in the same container and with the same record.
