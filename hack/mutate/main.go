@@ -205,8 +205,8 @@ const parallel = 3
 // patience is how long the tests of one package may take.
 const patience = 5 * time.Minute
 
-// judge returns what finds the mutation: the compiler, or the first test that fails, of the package or else of those
-// that use it.
+// judge returns what finds the mutation: the first test that fails, of the package or else of those that use it. Error:
+// errNotGo.
 func judge(ctx context.Context, packages []goPackage, m mutation) (by string, err error) {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {

@@ -24,8 +24,9 @@ var (
 
 const (
 	budgetFile = "budget.txt"
-	budgetHead = `# Lines of each folder: of Go, of tests in Go, and of pages (*.md). Generated files, testdata and modules of others do
-# not count. TestBudget compares them with the tree, so whoever removes lines lowers them here in the same commit:
+	budgetHead = `# Lines of each folder: of Go, of tests in Go, and of pages (*.md). Generated files, testdata and
+# modules of others do not count. TestBudget compares them with the tree, so whoever removes lines lowers them here in
+# the same commit:
 #
 #	go test ./internal/archtest -run Budget -update
 #
@@ -34,7 +35,8 @@ const (
 `
 )
 
-// product are the folders of what runs in clusters and beside kubectl. All else serves to test and release it.
+// product are the folders of what runs in clusters and beside kubectl, as in hack/change.sh. All else serves to test it
+// and to release it.
 var product = []string{"addons", "cmd", "convert", "internal", "kubectl-gpu", "pkg"}
 
 // lines are those of a folder, without its subfolders: Go, tests, pages.

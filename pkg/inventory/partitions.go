@@ -28,7 +28,7 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 			continue
 		}
 		d.VGPUs = nil // they change with every claim for one
-		if !wholeUsable(d, foreign(d, own)) {
+		if !wholeUsable(d, Foreign(d, own)) {
 			continue
 		}
 		if !d.MIG.Enabled {
@@ -48,7 +48,7 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 		d.VGPUs = nil
 		switch d.Use.Partitions {
 		case gpu.PartitionsDynamic:
-			partitions = append(partitions, possible(d, foreign(d, own))...)
+			partitions = append(partitions, possible(d, Foreign(d, own))...)
 		case gpu.PartitionsStatic:
 			partitions = append(partitions, existing(d)...)
 		}
@@ -95,8 +95,8 @@ func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) I
 	return inv.WithPartitions(nobody)
 }
 
-// foreign returns the partitions of the GPU that somebody else has created.
-func foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
+// Foreign returns the partitions of the GPU that somebody else has created. own is as for WithPartitions.
+func Foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
 	return slices.DeleteFunc(slices.Clone(d.MIG.Instances), func(p gpu.Partition) bool { return own(p.Placement) })
 }
 
@@ -212,7 +212,6 @@ func memorySlices(m gpu.MIG) int {
 // has partitioned, and partitions one that needs no reset for it. A GPU without MIG has PartitionsAuto.
 func Partitioning(d gpu.Device, configured, before gpu.Partitions, own func(gpu.Placement) bool) gpu.Partitions {
 	possible := d.MIG.Enabled || d.MIG.Switchable
-	foreign := func(p gpu.Partition) bool { return !own(p.Placement) }
 	switch {
 	case !d.MIG.Capable:
 		return gpu.PartitionsAuto
@@ -220,8 +219,7 @@ func Partitioning(d gpu.Device, configured, before gpu.Partitions, own func(gpu.
 		return gpu.PartitionsNone
 	case configured != gpu.PartitionsAuto:
 		return configured
-	case len(d.MIG.Instances) > 0 && !slices.ContainsFunc(d.MIG.Instances,
-		func(p gpu.Partition) bool { return !foreign(p) }):
+	case len(d.MIG.Instances) > 0 && len(Foreign(d, own)) == len(d.MIG.Instances):
 		return gpu.PartitionsStatic
 	case before == gpu.PartitionsStatic && d.MIG.Enabled && !d.MIG.Switchable:
 		return gpu.PartitionsStatic // the administrator may be about to create the partitions again, after a reboot

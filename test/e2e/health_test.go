@@ -226,11 +226,7 @@ func (s *suite) testSickGPUByHand(t *testing.T) {
 		t.Fatalf("%v\n%s", err, output)
 	}
 	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node}, "GPUUnhealthy", gpu)
-	plugin := client.ObjectKeyFromObject(s.plugin(t, node))
-	s.must(t, kube.Until(t.Context(), soon, "the GPU to be cleared", func(ctx context.Context) (bool, string, error) {
-		_, err := s.Exec(ctx, plugin, kube.SimulatedPlugin, "health", "--clear", gpu)
-		return err == nil, "", err
-	}))
+	s.health(t, s.plugin(t, node), "--clear", gpu)
 	s.waitTaint(t, node, gpu, "")
 }
 
@@ -411,23 +407,26 @@ func (s *suite) trySimctl(t *testing.T, plugin *corev1.Pod, args ...string) {
 		}))
 }
 
+// health runs the command "health" with these arguments and returns its output. It repeats one that the plugin has not
+// followed in time.
+func (s *suite) health(t *testing.T, plugin *corev1.Pod, args ...string) (output string) {
+	t.Helper()
+	command := append([]string{kube.SimulatedPlugin, "health"}, args...)
+	s.must(t, kube.Until(t.Context(), soon, strings.Join(command, " "), func(ctx context.Context) (bool, string,
+		error) {
+		var err error
+		output, err = s.Exec(ctx, client.ObjectKeyFromObject(plugin), command...)
+		return err == nil, "", err
+	}))
+	return output
+}
+
 // testHealthCommand uses the command "health" as an administrator would.
 func (s *suite) testHealthCommand(t *testing.T) {
 	node := s.node(t, "l40s-x4")
 	plugin := s.plugin(t, node)
 	gpu := s.wholeGPUs(t, node)[0].Name
-	// A command that the plugin has not followed in time is an error, and can be repeated.
-	health := func(args ...string) (output string) {
-		t.Helper()
-		command := append([]string{kube.SimulatedPlugin, "health"}, args...)
-		s.must(t, kube.Until(t.Context(), soon, strings.Join(command, " "), func(ctx context.Context) (bool, string,
-			error) {
-			var err error
-			output, err = s.Exec(ctx, client.ObjectKeyFromObject(plugin), command...)
-			return err == nil, "", err
-		}))
-		return output
-	}
+	health := func(args ...string) string { return s.health(t, plugin, args...) }
 	s.simctl(t, plugin, "xid", gpu, "142")
 	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
 	says := func(want string) {

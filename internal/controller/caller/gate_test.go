@@ -295,8 +295,8 @@ func TestSlowRequestsOfStrangers(t *testing.T) {
 	}
 }
 
-// Of those who open connections and call nothing, the oldest are cut off, whatever they have sent. Connections from the
-// address of an API server stay, however many come at once.
+// Of those who open connections and call nothing, the oldest are cut off, whatever they have sent. Strangers take no
+// place of connections from the address of an API server, of which more stay.
 func TestConnectionsOfStrangers(t *testing.T) {
 	all := newStrangers()
 	conns := map[string]*conn{}
@@ -411,7 +411,8 @@ func TestHalfRequests(t *testing.T) {
 func dial(t *testing.T, at, from string) net.Conn {
 	t.Helper()
 	d := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	c, err := tls.DialWithDialer(d, "tcp", at, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // nothing is sent to it
+	c, err := tls.DialWithDialer(d, "tcp", at,
+		&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // nothing is sent to it
 	if err != nil {
 		t.Fatal(err)
 	}

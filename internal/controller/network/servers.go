@@ -150,7 +150,8 @@ func (r *reader) served(ctx context.Context, pod *corev1.Pod) (*resourceapi.Devi
 		if at := slices.IndexFunc(users, func(u resourceapi.ResourceClaimConsumerReference) bool {
 			return r.serving[u.UID] != nil
 		}); at >= 0 && users[at].UID != pod.UID {
-			return nil, fmt.Errorf("%w: server pod %s has the same claim", errRefused, users[at].Name)
+			return nil, fmt.Errorf("%w: server pod %s has the same claim: give each one of its own", errRefused,
+				users[at].Name)
 		}
 		for _, result := range cluster.Results(claim) {
 			if result.Driver == r.driver {

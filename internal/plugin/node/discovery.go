@@ -166,8 +166,7 @@ func withIndexes(gpus, known inventory.Inventory) inventory.Inventory {
 func withoutOwnPartitions(gpus inventory.Inventory, own func(gpu.Placement) bool) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	for i, d := range gpus {
-		gpus[i].MIG.Instances = slices.DeleteFunc(slices.Clone(d.MIG.Instances),
-			func(p gpu.Partition) bool { return own(p.Placement) })
+		gpus[i].MIG.Instances = inventory.Foreign(d, own)
 	}
 	return gpus
 }
