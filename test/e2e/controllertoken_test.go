@@ -107,15 +107,17 @@ func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, 
 	pod := s.running(t, s.pod(t, namespace, "extended", onNode(node), func(p *corev1.PodSpec) {
 		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 	}))
-	patch := func(status string) error {
+	patch := func(change string) error {
 		return as.Status().Patch(t.Context(), pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType,
-			[]byte(`{"status":`+status+`}`)), client.DryRunAll)
+			[]byte(change)), client.DryRunAll)
 	}
-	for _, status := range []string{`{"phase":"Failed"}`, `{"podIPs":[{"ip":"2001:db8::1"}],"podIP":"2001:db8::1"}`,
-		`{"conditions":[{"type":"Ready","status":"False"}]}`} {
-		refusedFor(t, "the status "+status, patch(status), "only the condition DisruptionTarget")
+	for _, change := range []string{`{"status":{"phase":"Failed"}}`,
+		`{"status":{"podIPs":[{"ip":"2001:db8::1"}],"podIP":"2001:db8::1"}}`,
+		`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, `{"metadata":{"labels":{"app":"vault"}}}`,
+		`{"metadata":{"annotations":{"x":"y"}}}`, `{"metadata":{"finalizers":["example.com/never"]}}`} {
+		refusedFor(t, "the change "+change, patch(change), "only the condition DisruptionTarget")
 	}
-	s.must(t, patch(`{"conditions":[{"type":"DisruptionTarget","status":"True"}]}`))
+	s.must(t, patch(`{"status":{"conditions":[{"type":"DisruptionTarget","status":"True"}]}}`))
 	s.must(t, as.Delete(t.Context(), pod, client.DryRunAll))
 }
 
