@@ -33,6 +33,11 @@ ok  	example.com/y	0.1s
         z_test.go:4: got 3
 FAIL
 FAIL	example.com/z	0.1s
+[  12.0s] stop etcd on node-1
+[  13.0s] VIOLATION capacity: allocated to 2 claims
+chaos: seed 1: 1 violations:
+capacity: allocated to 2 claims
+the ends of the logs
 make: *** [Makefile:1: test] Error 1
 `
 	const want = `    x_test.go:3: got 1,
@@ -46,6 +51,8 @@ make: *** [Makefile:1: test] Error 1
 --- FAIL: TestQuiet (0.00s)
     --- FAIL: TestQuiet/three (0.00s)
         z_test.go:4: got 3
+[  13.0s] VIOLATION capacity: allocated to 2 claims
+chaos: seed 1: 1 violations:
 The same, shorter:
     x_test.go:3: got 1,
         want 2
@@ -57,6 +64,8 @@ The same, shorter:
 --- FAIL: TestQuiet (0.00s)
     --- FAIL: TestQuiet/three (0.00s)
         z_test.go:4: got 3
+[  13.0s] VIOLATION capacity: allocated to 2 claims
+chaos: seed 1: 1 violations:
 `
 	file := filepath.Join(t.TempDir(), "output")
 	if err := os.WriteFile(file, []byte(output), 0o644); err != nil {

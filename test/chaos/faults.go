@@ -84,7 +84,10 @@ add rule inet chaos out oifname eth0 drop'`)
 
 // fillRun leaves a few pages of the node's /run, which has the CDI specs, the state of containerd, and sockets.
 func fillRun(ctx context.Context, l *lab, f faultPlan) error {
-	err := l.onNode(ctx, f, `used=$(df -k --output=used /run | tail -n 1); mount -o remount,size=$((used + 8))k /run`)
+	// What is written between the two commands may be more than that: then the mount refuses, and all is done again.
+	err := l.onNode(ctx, f, `for _ in $(seq 100); do
+	used=$(df -k --output=used /run | tail -n 1); mount -o remount,size=$((used + 8))k /run && exit
+done; exit 1`)
 	pause(ctx, f.hold)
 	return errors.Join(err, l.onNode(context.WithoutCancel(ctx), f, "mount -o remount,size=50% /run"))
 }
@@ -131,48 +134,49 @@ func crashAtStep(ctx context.Context, l *lab, f faultPlan) error {
 	return errors.Join(err, machine.CancelCrash())
 }
 
-// gpu returns a GPU that NVIDIA's driver has.
-func (l *lab) gpu(f faultPlan) (*sim.Node, string, error) {
+// gpu waits until NVIDIA's driver has a GPU of the node, because virtual machines may have all of them, and returns it.
+func (l *lab) gpu(ctx context.Context, f faultPlan) (*sim.Node, sim.GPU, error) {
 	machine, err := l.machine(f.node)
 	if err != nil {
-		return nil, "", err
+		return nil, sim.GPU{}, err
 	}
-	v, err := machine.View()
-	if err != nil {
-		return nil, "", err
+	for {
+		v, err := machine.View()
+		if err != nil {
+			return nil, sim.GPU{}, err
+		}
+		if len(v.GPUs) > 0 {
+			gpu := v.GPUs[int(f.pick)%len(v.GPUs)]
+			l.say("%s: it is %s", f.node, gpu.Name)
+			l.sick(f.node, gpu.Name)
+			return machine, gpu, nil
+		}
+		if pause(ctx, 50*time.Millisecond); ctx.Err() != nil {
+			return nil, sim.GPU{}, ctx.Err()
+		}
 	}
-	if len(v.GPUs) == 0 {
-		return nil, "", fmt.Errorf("%s has no GPU", f.node)
-	}
-	gpu := v.GPUs[int(f.pick)%len(v.GPUs)].Name
-	l.say("%s: it is %s", f.node, gpu)
-	l.sick(f.node, gpu)
-	return machine, gpu, nil
 }
 
 func unplug(ctx context.Context, l *lab, f faultPlan) error {
-	machine, gpu, err := l.gpu(f)
+	machine, gpu, err := l.gpu(ctx, f)
 	if err != nil {
 		return err
 	}
-	err = machine.Unplug(gpu)
+	err = machine.Unplug(gpu.Name)
 	pause(ctx, 2*f.hold)
-	return errors.Join(err, machine.Plug(gpu))
+	return errors.Join(err, machine.Plug(gpu.Name))
 }
 
 // xids need a restart of the program, a reset of the GPU, and an eviction of its pods.
 var xids = []uint64{31, 48, 79}
 
-func xid(_ context.Context, l *lab, f faultPlan) error {
-	machine, gpu, err := l.gpu(f)
+// xid reports an XID of a GPU. Nobody hears of it if a virtual machine has just taken the GPU.
+func xid(ctx context.Context, l *lab, f faultPlan) error {
+	machine, gpu, err := l.gpu(ctx, f)
 	if err != nil {
 		return err
 	}
-	event, err := machine.NewEvent(gpu, sim.EventXID, xids[int(f.pick>>8)%len(xids)])
-	if err != nil {
-		return err
-	}
-	return machine.Emit(event)
+	return machine.Emit(sim.Event{GPU: gpu.UUID, Type: sim.EventXID, XID: xids[int(f.pick>>8)%len(xids)]})
 }
 
 // upgrade replaces every pod of the driver but those of the MPS supervisor, twice.
