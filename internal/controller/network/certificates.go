@@ -69,7 +69,7 @@ func (c *Controller) keepServers(ctx context.Context, owner *resourceapi.DeviceC
 	trusted, _ := a.PEM()
 	if !absent && bytes.Equal(secret.Data[keyAuthority], trusted) {
 		pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
-		if err == nil && pair.Leaf.NotAfter.Sub(c.now()) > serverLifetime/3 {
+		if err == nil && !pair.Leaf.NotBefore.After(c.now()) && pair.Leaf.NotAfter.Sub(c.now()) > serverLifetime/3 {
 			return nil
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -134,4 +135,26 @@ func (w *world) answerOf(csr *certificatesv1.CertificateSigningRequest) string {
 		w.Errorf("got the identity %+v, %v", i, err)
 	}
 	return "server " + string(i.Server)
+}
+
+// TestCertificateOfAClockAhead: what was made by a clock that was ahead is not valid yet for anybody, and is replaced.
+func TestCertificateOfAClockAhead(t *testing.T) {
+	w := newWorld(t)
+	certificate := func() string {
+		w.do("round")
+		secret, err := w.api.CoreV1().Secrets(namespace).Get(t.Context(), remote.ServerSecret, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(secret.Data["tls.crt"])
+	}
+	w.do("server a 1 0")
+	first := certificate()
+	if again := certificate(); again != first {
+		t.Error("a certificate that is valid was replaced")
+	}
+	w.clock = w.clock.Add(-48 * time.Hour)
+	if certificate() == first {
+		t.Error("a certificate that is valid in two days only was kept")
+	}
 }

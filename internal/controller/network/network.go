@@ -12,6 +12,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -123,7 +124,7 @@ func Add(ctx context.Context, f *feature.Controller, o Options) error {
 	f.View.Remote = cluster.New(remote.Driver(driver))
 	slices := informers.NewSharedInformerFactoryWithOptions(api, resync, informers.WithTweakListOptions(
 		selecting(resourceapi.ResourceSliceSelectorDriver, remote.Driver(driver))))
-	_, err = slices.Resource().V1().ResourceSlices().Informer().AddEventHandler(feature.EventHandler(f.Guard,
+	read, err := slices.Resource().V1().ResourceSlices().Informer().AddEventHandler(feature.EventHandler(f.Guard,
 		f.View.Remote.SetSlice, func(s *resourceapi.ResourceSlice) { f.View.Remote.DeleteSlice(s.Name) }))
 	if err != nil {
 		return err
@@ -142,23 +143,15 @@ func Add(ctx context.Context, f *feature.Controller, o Options) error {
 		}
 		return f.Known()
 	}
-	return errors.Join(ctrlmetrics.Registry.Register(c.gpus), f.Manager.Add(everywhere{slices}),
+	slices.Start(ctx.Done()) // on all replicas, before they serve webhooks
+	ready := func(*http.Request) error {
+		if !read.HasSynced() {
+			return errors.New("slices of GPUs over the network are still being read")
+		}
+		return nil
+	}
+	return errors.Join(ctrlmetrics.Registry.Register(c.gpus), f.Manager.AddReadyzCheck("remote", ready),
 		f.Manager.Add(manager.RunnableFunc(c.Start)))
-}
-
-// everywhere follows objects on all replicas.
-type everywhere struct {
-	informers.SharedInformerFactory
-}
-
-// NeedLeaderElection is false.
-func (everywhere) NeedLeaderElection() bool { return false }
-
-// Start follows until ctx ends.
-func (e everywhere) Start(ctx context.Context) error {
-	e.SharedInformerFactory.Start(ctx.Done())
-	<-ctx.Done()
-	return nil
 }
 
 // selecting selects the objects with this value of a field.
