@@ -175,3 +175,39 @@ func TestNoSentenceSaysTooMuch(t *testing.T) {
 		}
 	})
 }
+
+// What is behind a link to a branch of somebody else's repository changes, and is no evidence then.
+func TestLinksToCodeOfOthersNameACommit(t *testing.T) {
+	branch := regexp.MustCompile(`https://github\.com/(\S+?)/(?:blob|tree)/(?:main|master)/`)
+	walk(t, "..", func(file string) {
+		if filepath.Ext(file) != ".md" {
+			return
+		}
+		for _, link := range branch.FindAllStringSubmatch(read(t, file), -1) {
+			if link[1] != "gpudra/gpu-dra-driver" {
+				t.Errorf("%s: %s: want a commit or a tag instead of the branch", file, link[0])
+			}
+		}
+	})
+}
+
+// What a program has measured has its day and commit, so that a reader sees how old it is. What go test writes is as
+// new as the page.
+func TestMeasuredTextIsDated(t *testing.T) {
+	block := regexp.MustCompile(`<!-- begin: written by (make|go run) .* -->\n(.*)`)
+	dated := regexp.MustCompile(`^Measured on \d{4}-\d\d-\d\d at commit [0-9a-f]{7,}`)
+	found := 0
+	walk(t, "..", func(file string) {
+		if filepath.Ext(file) != ".md" {
+			return
+		}
+		for _, text := range block.FindAllStringSubmatch(read(t, file), -1) {
+			if found++; !dated.MatchString(text[2]) {
+				t.Errorf("%s: got %q, want a text with a day and a commit, as page.Made writes it", file, text[0])
+			}
+		}
+	})
+	if found == 0 {
+		t.Error("no page has a text that make writes")
+	}
+}

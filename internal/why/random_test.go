@@ -155,7 +155,7 @@ func (c *tally) table(of string) string {
 func tell(t *testing.T, command, text string) {
 	t.Helper()
 	if file := os.Getenv("WHY_PAGE"); file != "" {
-		if err := page.Insert(file, command, text); err != nil {
+		if err := page.Insert(file, command, page.Made(t.Context(), file)+".\n\n"+text); err != nil {
 			t.Error(err)
 		}
 	}

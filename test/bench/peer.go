@@ -104,18 +104,20 @@ func comparePeer(ctx context.Context, programs, peer, docs string) (err error) {
 	return page.Insert(docs, "make compare", text)
 }
 
-// commitOf returns from which commit a program was built.
+// commitOf returns from which commit a program was built, and of which day that is.
 func commitOf(program *buildinfo.BuildInfo) string {
-	commit, changes := "unknown", ""
+	commit, day, changes := "unknown", "", ""
 	for _, s := range program.Settings {
 		switch {
 		case s.Key == "vcs.revision":
 			commit = "`" + s.Value[:min(len(s.Value), 7)] + "`"
+		case s.Key == "vcs.time":
+			day = " of " + s.Value[:min(len(s.Value), len(time.DateOnly))]
 		case s.Key == "vcs.modified" && s.Value == "true":
 			changes = " with changes"
 		}
 	}
-	return commit + changes
+	return commit + day + changes
 }
 
 // restart starts both sides and returns how long each takes until its first slice, in milliseconds.

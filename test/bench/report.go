@@ -21,7 +21,7 @@ func (b *bench) report(machine string) string {
 	var table, misses strings.Builder
 	floors, missed := b.floorsTable()
 	misses.WriteString(missed)
-	fmt.Fprintf(&table, "%s\n\n%s\n| what | peer | aim | here | |\n|---|---:|---:|---:|---|\n", machine, floors)
+	fmt.Fprintf(&table, "%s\n\n%s\n| what | aim | here | |\n|---|---:|---:|---|\n", machine, floors)
 	for _, r := range rows {
 		here, measured := b.results[r.key]
 		if !measured {
@@ -36,8 +36,8 @@ func (b *bench) report(machine string) string {
 				fmt.Fprintf(&misses, "- %s: %s\n", strings.TrimPrefix(r.what, "– "), r.why)
 			}
 		}
-		fmt.Fprintf(&table, "| %s | %s | %s | %s | %s |\n", r.what, withUnit(r.peer, r.unit),
-			withUnit(aim(r, aims), r.unit), withUnit(formatValues(here), r.unit), verdict)
+		fmt.Fprintf(&table, "| %s | %s | %s | %s |\n", r.what, withUnit(aim(r, aims), r.unit),
+			withUnit(formatValues(here), r.unit), verdict)
 	}
 	if misses.Len() > 0 {
 		fmt.Fprintf(&table, "\nWhat misses its aim, and why:\n\n%s", misses.String())

@@ -45,7 +45,6 @@ type row struct {
 	key  string
 	what string
 	unit string
-	peer string
 	aim  []float64 // one for each value, or one for all; nil: none, the row explains others
 	// A target, of all values, may be a multiple of the first value of another row; says describes it.
 	of    string
@@ -66,7 +65,7 @@ var rows = []row{
 	{key: "preparepaused", what: "– without them, after the same pauses, p50", unit: "ms"},
 	{key: "parse200", what: "– the CDI directory then, read as containerd reads it at each change, p50", unit: "ms"},
 	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms",
-		peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
+		of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
 	{key: "backtobackall", what: "– from one to the next: prepare, unprepare, mean", unit: "ms"},
 	{key: "backtobackcpu", what: "– processor time in that: API server / etcd / containerd / plugin and controller / " +
 		"all else, mean", unit: "ms"},
@@ -93,7 +92,7 @@ var rows = []row{
 		why: whyFirstShare},
 	{key: "firstsharep50", what: "– p50", unit: "ms"},
 	{key: "timeslice", what: "TimeSlicing prepare / unprepare, p50, with a no-op `nvidia-smi`", unit: "ms",
-		peer: "6.6 / 4.2", aim: []float64{4, 2}, why: whyTimeSlice},
+		aim: []float64{4, 2}, why: whyTimeSlice},
 	{key: "smi", what: "– that `nvidia-smi` by itself, p50", unit: "ms"},
 	{key: "supervisor", what: "RSS of the MPS supervisor, idle / with 8 daemons, without those", unit: "MiB",
 		aim: []float64{15, 15}, why: whySupervisor},
@@ -102,18 +101,18 @@ var rows = []row{
 	{key: "hangmedian", what: "– p50", unit: "×"},
 	{key: "update", what: "driver updated under 50 claims, minor numbers of two GPUs swapped: all CDI specs right " +
 		"after", unit: "s", aim: []float64{10}, why: whyUpdate},
-	{key: "start", what: "process start → slice visible, p50", unit: "s", peer: "1.04", aim: []float64{0.5},
+	{key: "start", what: "process start → slice visible, p50", unit: "s", aim: []float64{0.5},
 		why: whyStart},
 	{key: "startall", what: "– every slice, with all partitions of 8 H100, p50", unit: "s", aim: []float64{1.5},
 		why: whyStart},
 	{key: "kubelet", what: fmt.Sprintf("%d restarts of the kubelet, which removes its node's slices: until all are "+
 		"back, longest / p50", kubeletRestarts), unit: "ms", aim: []float64{2000}, why: whyKubelet},
-	{key: "rss", what: "RSS idle / after 200 cycles, with all partitions of 8 H100 (the peer: without)", unit: "MiB",
-		peer: "67 / 69", of: "floorrss", times: 1.15, says: "1.15 × the safe floor", why: whyRSS},
+	{key: "rss", what: "RSS idle / after 200 cycles, with all partitions of 8 H100", unit: "MiB",
+		of: "floorrss", times: 1.15, says: "1.15 × the safe floor", why: whyRSS},
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles",
 		unit: "MiB"},
 	{key: "floorrss", what: "– the safe floor after its calls: RSS / the process's own", unit: "MiB"},
-	{key: "cpu", what: "CPU, idle", unit: "ms a minute", peer: "10", aim: []float64{20}, why: whyCPU},
+	{key: "cpu", what: "CPU, idle", unit: "ms a minute", aim: []float64{20}, why: whyCPU},
 	{key: "pod", what: "pod with a claim, create → Running, minus the same with the null floor without hooks, p50",
 		unit: "ms", aim: []float64{15}, why: whyPods},
 	{key: "podhooks", what: "– minus the same with the null floor with the driver's hooks, p50", unit: "ms"},

@@ -16,12 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine describes today, the commit, this machine and the versions in a sentence. Changes of the file, in which it is
-// inserted, do not count as changes of the commit.
+// Machine is Made, and describes this machine and the versions, in a sentence.
 func Machine(ctx context.Context, file, kubernetes string) string {
-	return fmt.Sprintf("Measured on %s at commit %s: %d cores (%s), %s, %s, Linux %s, Go %s, Kubernetes %s.",
-		time.Now().UTC().Format(time.DateOnly), commit(ctx, file), runtime.NumCPU(), processor(), installedMemory(),
-		distribution(), kernel(), strings.TrimPrefix(runtime.Version(), "go"), kubernetes)
+	return fmt.Sprintf("%s: %d cores (%s), %s, %s, Linux %s, Go %s, Kubernetes %s.", Made(ctx, file),
+		runtime.NumCPU(), processor(), installedMemory(), distribution(), kernel(),
+		strings.TrimPrefix(runtime.Version(), "go"), kubernetes)
+}
+
+// Made describes today and the commit. Changes of the file, in which it is inserted, do not count as changes of the
+// commit. What the machine decides needs Machine.
+func Made(ctx context.Context, file string) string {
+	return fmt.Sprintf("Measured on %s at commit %s", time.Now().UTC().Format(time.DateOnly), commit(ctx, file))
 }
 
 func commit(ctx context.Context, file string) string {
@@ -31,7 +36,7 @@ func commit(ctx context.Context, file string) string {
 	}
 	text := strings.TrimSpace(string(id))
 	// The results themselves do not count as a change.
-	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ".",
+	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ":/",
 		":!"+file).Output()
 	if err != nil || len(changed) > 0 {
 		text += " with changes"

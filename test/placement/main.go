@@ -127,7 +127,7 @@ func (o options) run(ctx context.Context) error {
 			return fmt.Errorf("trace %s: %w", t.Name, err)
 		}
 	}
-	return o.report()
+	return o.report(ctx)
 }
 
 // read returns the trace with a sample of its nodes.

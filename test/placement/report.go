@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -42,7 +43,7 @@ func (r result) summary() string {
 }
 
 // report prints all results, and writes them into the page.
-func (o options) report() error {
+func (o options) report(ctx context.Context) error {
 	all, err := o.results.all()
 	if err != nil {
 		return err
@@ -52,7 +53,7 @@ func (o options) report() error {
 	if o.docs == "" {
 		return nil
 	}
-	return page.Insert(o.docs, "make placement", text)
+	return page.Insert(o.docs, "make placement", page.Made(ctx, o.docs)+".\n\n"+text)
 }
 
 // tables returns the results in Markdown.

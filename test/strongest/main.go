@@ -90,5 +90,5 @@ func run(ctx context.Context, kubeconfig string, rounds int, seed uint64, logs [
 	if docs == "" {
 		return nil
 	}
-	return page.Insert(docs, "make strongest", text)
+	return page.Insert(docs, "make strongest", page.Made(ctx, docs)+".\n\n"+text)
 }

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"log"
@@ -42,7 +43,7 @@ func main() {
 		_, _ = os.Stdout.WriteString(text)
 		return
 	}
-	if err := page.Insert(*write, command, text); err != nil {
+	if err := page.Insert(*write, command, page.Made(context.Background(), *write)+".\n\n"+text); err != nil {
 		log.Fatal(err)
 	}
 }
