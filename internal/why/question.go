@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
 const (
@@ -289,8 +290,10 @@ func (c *index) view(driver string) *cluster.View {
 		for _, class := range c.Classes {
 			c.kinds.SetClass(class)
 		}
+		c.kinds.Remote = cluster.New(remote.Driver(driver))
 		for _, slice := range c.Slices {
 			c.kinds.SetSlice(c.kinds.SlimSlice(slice))
+			c.kinds.Remote.SetSlice(c.kinds.Remote.SlimSlice(slice))
 		}
 	}
 	return c.kinds

@@ -679,6 +679,26 @@ pod p fits now on 1 of 1 nodes`},
 		}, `
 pod p waits: the GPUQuota q allows 4 of gpus, 4 are used and up to 1 more are wanted
 no change of this pod helps, and no end of other claims`},
+		{"a GPUQuota and a GPU over the network", func(t *testing.T) *cluster.Snapshot {
+			s := gpuQuota(t, limited("memory=40Gi"), limited("memory=0"))
+			name := remote.Driver(clustertest.Driver)
+			s.Classes = append(s.Classes, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
+					CEL: &resourceapi.CELDeviceSelector{Expression: "device.driver == '" + name + "'"}}}}})
+			size := resource.MustParse("80Gi")
+			s.Slices = append(s.Slices, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "remote"},
+				Spec: resourceapi.ResourceSliceSpec{Driver: name, AllNodes: new(true),
+					Pool: resourceapi.ResourcePool{Name: "remote", ResourceSliceCount: 1},
+					Devices: []resourceapi.Device{{Name: "server", AllowMultipleAllocations: new(true),
+						Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+							"sharing": {StringValue: new("fractional")}},
+						Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: size,
+							RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &size}}}}}}})
+			s.Templates[0].Spec.Spec = claim(t, "c",
+				requests("[{name: gpu, exactly: {deviceClassName: "+name+"}}]")).Spec
+			return s
+		}, `
+pod p waits: the GPUQuota q allows 40Gi of memory, 0 are used and up to 80Gi more are wanted`},
 		{"an extended resource", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "", "3", t4)
 		}, `
