@@ -305,7 +305,14 @@ func (c *index) workloadOf(pod *corev1.Pod) (*workload, error) {
 			if err := c.Unknown(cluster.Claims, pod.Namespace); err != nil {
 				return nil, &lackError{cluster.Claims, err}
 			}
-			return nil, c.missingClaim(pod.Namespace, *name)
+			if !mustCheckOwner {
+				return nil, c.missingClaim(pod.Namespace, *name)
+			}
+			// It was created after the claims were read, or it was deleted and is created again.
+			if err := c.fromTemplate(w, pod, podClaim); err != nil {
+				return nil, err
+			}
+			continue
 		case claim.DeletionTimestamp != nil:
 			return nil, errors.New(deleted(claim))
 		case len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&

@@ -679,6 +679,13 @@ pod p fits now on 1 of 1 nodes`},
 		}, `
 pod p waits: the GPUQuota q allows 4 of gpus, 4 are used and up to 1 more are wanted
 no change of this pod helps, and no end of other claims`},
+		{"a claim that was created from a template after the claims were read", func(t *testing.T) *cluster.Snapshot {
+			s := gpuQuota(t, limited("memory=50Gi"), limited("memory=0"))
+			s.Pods[0].Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{
+				Name: s.Pods[0].Spec.ResourceClaims[0].Name, ResourceClaimName: new("p-gpu-x7zq2")}}
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
 		{"a GPUQuota and a GPU over the network", func(t *testing.T) *cluster.Snapshot {
 			s := gpuQuota(t, limited("memory=40Gi"), limited("memory=0"))
 			name := remote.Driver(clustertest.Driver)

@@ -144,14 +144,13 @@ func Add(ctx context.Context, f *feature.Controller, o Options) error {
 		return f.Known()
 	}
 	slices.Start(ctx.Done()) // on all replicas, before they serve webhooks
-	ready := func(*http.Request) error {
-		if !read.HasSynced() {
-			return errors.New("slices of GPUs over the network are still being read")
-		}
-		return nil
-	}
-	return errors.Join(ctrlmetrics.Registry.Register(c.gpus), f.Manager.AddReadyzCheck("remote", ready),
-		f.Manager.Add(manager.RunnableFunc(c.Start)))
+	return errors.Join(ctrlmetrics.Registry.Register(c.gpus), f.Manager.Add(manager.RunnableFunc(c.Start)),
+		f.Manager.AddReadyzCheck("remote", func(*http.Request) error {
+			if !read.HasSynced() {
+				return errors.New("slices of GPUs over the network are still being read")
+			}
+			return nil
+		}))
 }
 
 // selecting selects the objects with this value of a field.
