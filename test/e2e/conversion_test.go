@@ -102,7 +102,8 @@ containers: [{name: main, image: %q, args: [sleep], resources: {limits: {tencent
 		created.Go(func() error {
 			for {
 				p := s.parsed(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {generateName: pod-, namespace: %s},
-spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resources: {limits: {aliyun.com/gpu-mem: %d}}}]}}`,
+spec: {nodeSelector: {no: node},
+containers: [{name: main, image: none, resources: {limits: {aliyun.com/gpu-mem: %d}}}]}}`,
 					burst, 1+i%5))
 				begin := time.Now()
 				err := s.Create(t.Context(), p)

@@ -53,7 +53,8 @@ func (o options) report(ctx context.Context) error {
 	if o.docs == "" {
 		return nil
 	}
-	return page.Insert(o.docs, "make placement", page.Made(ctx, o.docs)+".\n\n"+text)
+	return page.Insert(o.docs, "make placement", page.Made(ctx, o.docs)+
+		"; what had a result in the folder by then is older.\n\n"+text)
 }
 
 // tables returns the results in Markdown.
