@@ -12,15 +12,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
-// Claim holds devices of the driver or GPUs over the network, or is pending.
+// Claim is a claim for devices of any driver. Without gpus and wants, others gave it its devices.
 type Claim struct {
 	types.NamespacedName
 	Created time.Time
 	Object  *resourceapi.ResourceClaim
 
 	gpus   []*GPU // of which it holds devices
-	remote bool   // it holds GPUs over the network; without them and without gpus it is pending
-	wants  []want
+	remote bool   // it holds GPUs over the network
+	wants  []want // of a pending claim
 }
 
 // want is a request of a pending claim, with the classes that it accepts.
@@ -52,9 +52,6 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 		if !slices.Contains(claim.gpus, g) {
 			claim.gpus = append(claim.gpus, g)
 		}
-	}
-	if len(claim.gpus)+len(claim.wants) == 0 && !claim.remote {
-		return
 	}
 	v.claims[claim.NamespacedName] = claim
 	v.countWaiting(claim, 1)
@@ -177,16 +174,13 @@ func (v *View) waitsForDriver(c *Claim) bool {
 }
 
 // Pending returns the claim if it has no devices yet. held reports whether it has some of the driver, or GPUs over the
-// network.
-func (v *View) Pending(name types.NamespacedName) (claim *resourceapi.ResourceClaim, held bool) {
+// network; known, whether it has been read.
+func (v *View) Pending(name types.NamespacedName) (claim *resourceapi.ResourceClaim, held, known bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	c := v.claims[name]
-	if c == nil {
-		return nil, false
+	c, known := v.claims[name]
+	if known && len(c.wants) > 0 {
+		claim = c.Object
 	}
-	if len(c.gpus) > 0 || c.remote {
-		return nil, true
-	}
-	return c.Object, false
+	return claim, known && (len(c.gpus) > 0 || c.remote), known
 }

@@ -138,8 +138,7 @@ func (p *plugin) podOf(ctx context.Context, kind, namespace, name string) (strin
 	}
 	if len(pods.Items) == 0 {
 		return "", fmt.Errorf("%s %s has no pods: kubectl describe %s/%s -n %s says why; kubectl gpu fits -f FILE "+
-			"says "+
-			"whether a pod of it would get devices", kind, name, kind, name, namespace)
+			"says whether a pod of it would get devices", kind, name, kind, name, namespace)
 	}
 	best := slices.MinFunc(pods.Items, func(a, b corev1.Pod) int {
 		return cmp.Or(progress(a)-progress(b), strings.Compare(a.Name, b.Name))

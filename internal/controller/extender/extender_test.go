@@ -3,11 +3,13 @@
 package extender
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -254,6 +256,42 @@ func TestShares(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A scheduler that has read a claim before the controller did waits for the controller; one that waits no longer, and a
+// claim with devices of another driver, are not waited for.
+func TestClaimThatIsReadLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+			clustertest.SimNode{Name: "b", Profile: "t4-x2"})
+		w.schedule(w.pod("first", 1, share5Gi))
+		w.bind(newPod("other", 50), "b") // where a pod without GPUs would come
+		done := make(chan []string, 1)
+		go func() {
+			nodes, _ := w.best(newPod("second", 1, "late"))
+			done <- nodes
+		}()
+		synctest.Wait()
+		w.claim("late", share5Gi)
+		if got := <-done; !slices.Equal(got, []string{"a"}) {
+			t.Errorf("a claim that was read later: got the nodes %v, want [a], which has a share and room", got)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if got := w.Prioritize(ctx, newPod("third", 1, "never"), w.nodes); got != nil {
+			t.Errorf("a claim that is not read before the scheduler gives up: got %v, want no scores", got)
+		}
+		foreign := clustertest.Claim(t, oneGPU)
+		foreign.Name = "foreign"
+		foreign.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "nic.example.com",
+				Pool: "a", Device: "nic-0"}}}}
+		w.view.SetClaim(cluster.SlimClaim(foreign))
+		got, expected := w.best(newPod("fourth", 1, "foreign"))
+		if len(got) == 0 || strings.Contains(expected, "gpu-") {
+			t.Errorf("another driver's devices: got the nodes %v and %q, want a node and no GPU", got, expected)
+		}
+	})
 }
 
 // Pods that accept one model only keep others off that model, as long as they are there.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -52,7 +53,11 @@ func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
 			continue // it is not created yet, or not needed
 		}
 		key := types.NamespacedName{Namespace: pod.Namespace, Name: *name}
-		claim, _ := v.Pending(key)
+		// The scheduler may have read a new claim earlier. Without it, the pod would be scored as if it wanted no GPU.
+		claim, _, known := v.Pending(key)
+		for ; !known && ctx.Err() == nil; claim, _, known = v.Pending(key) {
+			time.Sleep(5 * time.Millisecond)
+		}
 		if claim == nil || slices.Contains(a.claims, key) {
 			continue
 		}

@@ -154,7 +154,7 @@ func (s *usage) ahead(except types.UID) map[string]*proposal {
 	now := s.now()
 	for uid, p := range s.proposals {
 		held := len(p.claims) > 0 && !slices.ContainsFunc(p.claims, func(name types.NamespacedName) bool {
-			_, held := s.view.Pending(name)
+			_, held, _ := s.view.Pending(name)
 			return !held
 		})
 		if held {

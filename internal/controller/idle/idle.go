@@ -250,7 +250,7 @@ func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]time.T
 		return false
 	}
 	return !slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
-		_, held := e.view.Pending(claim)
+		_, held, _ := e.view.Pending(claim)
 		_, unused := idle[claim]
 		return held && !unused
 	})
