@@ -52,52 +52,25 @@ type GPUState struct {
 // AllCalls means every call of the GPU.
 const AllCalls = "all"
 
-// format is the newest version of the layout of content. A state is written in the oldest format that can hold it. So
-// an nvidia-smi in a container that started before an update can still read it, and so can the program after a
-// downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
-// Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
-// minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs;
-// format 8 PCIe errors, licences and vGPUs; format 9 wedged MPS servers.
+// format is the version of the layout of content. Earlier ones have a part of it. A state that has no more than that of
+// the first version is written as format 1: then the plugin of the first release can read it after a downgrade.
 const format = 9
 
-// oldest returns the oldest format that can hold the state.
-func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.MPS != nil && g.MPS.Wedged }) {
-		return 9
+// isFirst reports whether the state has no more than a state of format 1 can hold.
+func (s State) isFirst() bool {
+	first := State{Major: s.Major}
+	for _, g := range s.GPUs {
+		first.GPUs = append(first.GPUs,
+			GPUState{ComputeMode: g.ComputeMode, MemoryUsed: g.MemoryUsed, Faults: g.Faults})
+		for _, f := range g.Faults {
+			if !f.simple() {
+				return false
+			}
+		}
 	}
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
-		return g.AER != AER{} || g.License != nil || len(g.VGPUs) > 0
-	}) {
-		return 8
-	}
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
-		return g.Binding != nil || g.Sound != nil || g.Persistence != nil
-	}) {
-		return 7
-	}
-	if s.Unloaded || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Health != nil }) {
-		return 6
-	}
-	if s.Driver != "" || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Minor != nil }) {
-		return 5
-	}
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
-		return g.MIG != nil || slices.ContainsFunc(g.Processes, Process.placed)
-	}) {
-		return 4
-	}
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
-		return g.TimeSlice != 0 || len(g.Processes) > 0 || g.MPS != nil
-	}) {
-		return 3
-	}
-	if s.Crash != nil || s.Steps != nil || slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
-		return len(g.Delays) > 0 || g.Unplugged || g.Removed || g.Added != nil ||
-			slices.ContainsFunc(slices.Collect(maps.Values(g.Faults)), func(f Fault) bool { return !f.simple() })
-	}) {
-		return 2
-	}
-	return 1
+	all, err := json.Marshal(s)
+	some, err2 := json.Marshal(first)
+	return err == nil && err2 == nil && bytes.Equal(all, some)
 }
 
 // content is the content of a slot.
@@ -109,7 +82,10 @@ type content struct {
 }
 
 func (c content) encode() ([]byte, error) {
-	c.Format = c.State.oldest()
+	c.Format = format
+	if c.State.isFirst() {
+		c.Format = 1
+	}
 	out, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("encode state: %w", err)
@@ -124,8 +100,7 @@ func decodeContent(path string, b []byte) (content, error) {
 	}
 	if head.Format < 1 || head.Format > format {
 		return content{}, fmt.Errorf("read %s: the state has format %d, this program knows 1 to %d; use the program "+
-			"that wrote it, "+
-			"or remove the file to make new GPUs", path, head.Format, format)
+			"that wrote it, or remove the file to make new GPUs", path, head.Format, format)
 	}
 	var c content
 	d := json.NewDecoder(bytes.NewReader(b))
