@@ -22,7 +22,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
 // Reservation is what is kept for a team or namespace.
@@ -40,7 +39,6 @@ type reserveOptions struct {
 	filter   // by driver, model and names
 	selector string
 	gpus     int // 0: all that are selected
-	end      bool
 	dryRun   bool
 }
 
@@ -49,23 +47,20 @@ func reserveCommand(p *plugin) *cobra.Command {
 	var o output
 	cmd := &cobra.Command{
 		Use:   "reserve [TEAM [NODE|GPU...]]",
-		Short: "Keep GPUs for a team or namespace; list what is kept, and end it.",
+		Short: "Keep GPUs for a team or namespace, and list what is kept.",
 		Long: "Keep GPUs for a team or namespace, with DeviceTaintRules: only claims that tolerate the taint " +
 			cluster.ReservedTaint + "=TEAM get them. What others hold of them, they keep until their claims end. " +
 			"Nodes and GPUs are named as for ls. Without a team, list the reservations.",
 		Example: "  kubectl gpu reserve vision --gpus 2 --model h100\n  kubectl gpu reserve vision node-1\n" +
-			"  kubectl gpu reserve\n  kubectl gpu reserve vision --end",
+			"  kubectl gpu reserve\n  " + endOf("vision"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				if f.end || f.dryRun || f.gpus != 0 || f.selector != "" {
+				if f.dryRun || f.gpus != 0 || f.selector != "" {
 					return errors.New("name the team or namespace: kubectl gpu reserve TEAM")
 				}
 				return p.reservations(cmd.Context(), f.filter, o)
 			}
 			f.names = args[1:]
-			if f.end {
-				return p.endReservation(cmd.Context(), args[0], f)
-			}
 			return p.reserve(cmd.Context(), args[0], f, o)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -78,9 +73,7 @@ func reserveCommand(p *plugin) *cobra.Command {
 	cmd.Flags().IntVar(&f.gpus, "gpus", 0, "Keep that many of the selected GPUs, idle ones first. Default: all.")
 	cmd.Flags().StringVar(&f.selector, "selector", "",
 		"Only GPUs whose whole device meets this expression in CEL, as in selectors of claims.")
-	cmd.Flags().BoolVar(&f.end, "end", false, "End the reservation of the team.")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "Only say which GPUs it would keep.")
-	cmd.MarkFlagsMutuallyExclusive("end", "dry-run")
 	f.addDriver(cmd)
 	f.addModel(cmd)
 	o.addFlags(cmd, wide, names)
@@ -154,36 +147,9 @@ func (g *GPU) keptFor() (teams []string) {
 	return teams
 }
 
-// endReservation removes the rules of the team.
-func (p *plugin) endReservation(ctx context.Context, team string, f reserveOptions) error {
-	if len(f.names) > 0 || f.gpus != 0 || f.selector != "" || f.model != "" || f.driver != "" {
-		return errors.New("--end ends the whole reservation of a team, and takes no names and no other flags")
-	}
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	rules, err := client.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list DeviceTaintRules (Kubernetes 1.37 or newer): %w", err)
-	}
-	own, teams := taintRules{client: client}, []string{}
-	for _, rule := range rules.Items {
-		switch of := cluster.KeptFor(rule.Spec.Taint); of {
-		case team:
-			own.names = append(own.names, rule.Name)
-		default:
-			teams = append(teams, of)
-		}
-	}
-	if len(own.names) == 0 {
-		return fmt.Errorf("no GPU is kept for %q%s", team, nearest.Hint(team, teams))
-	}
-	if err := own.remove(ctx); err != nil {
-		return err
-	}
-	fmt.Fprintf(p.Out, "Nothing is kept for %s any more. %s removed.\n", team, count(len(own.names), "DeviceTaintRule"))
-	return nil
+// endOf is the command that ends the reservation of the team.
+func endOf(team string) string {
+	return "kubectl delete devicetaintrules -l " + cluster.ReservedTaint + "=" + team
 }
 
 // reserve keeps GPUs for the team.
@@ -293,8 +259,8 @@ func (f *reserveOptions) choose(ctx context.Context, all []*GPU) (chosen []*GPU,
 					"try again later", g.Ref())
 			}
 			if teams := g.keptFor(); len(teams) > 0 {
-				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; kubectl gpu reserve %s --end ends "+
-					"that", g.Ref(), teams[0], teams[0])
+				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; %s ends that", g.Ref(), teams[0],
+					endOf(teams[0]))
 			}
 		}
 		return chosen, nil
@@ -412,8 +378,8 @@ func keep(ctx context.Context, client kubernetes.Interface, rules []*resourceapi
 	for _, other := range now.Items { // of another run at the same time
 		if team := cluster.KeptFor(other.Spec.Taint); team != "" && !slices.Contains(written.names, other.Name) &&
 			slices.ContainsFunc(rules, func(own *resourceapi.DeviceTaintRule) bool { return overlap(own, &other) }) {
-			return fmt.Errorf("some of the GPUs are kept for %s, by the DeviceTaintRule %s; kubectl gpu reserve %s "+
-				"--end ends that", team, other.Name, team)
+			return fmt.Errorf("some of the GPUs are kept for %s, by the DeviceTaintRule %s; %s ends that", team,
+				other.Name, endOf(team))
 		}
 	}
 	return nil
@@ -452,7 +418,7 @@ tolerations:
 - {key: %s, operator: Equal, value: %s, effect: NoSchedule}
 
 Whoever may create claims can write it. Pods with extended resources, such as nvidia.com/gpu, cannot.
-To end it: kubectl gpu reserve %s --end
-`, team, cluster.ReservedTaint, team, team)
+To end it: %s
+`, team, cluster.ReservedTaint, team, endOf(team))
 	return nil
 }

@@ -208,22 +208,16 @@ func (s *suite) testSickGPU(t *testing.T) {
 
 // testSickGPUByHand runs the commands of the demo's README, in the folder where its reader is.
 func (s *suite) testSickGPUByHand(t *testing.T) {
-	tools := filepath.Dir(os.Getenv(helmProgram)) // kubectl is there, too
-	if tools == "." {
-		t.Skip("no programs beside $HELM")
-	}
 	page, err := os.ReadFile("../../demo/sick-gpu/README.md")
 	s.must(t, err)
 	_, commands, _ := strings.Cut(string(page), "```sh\n")
 	commands, _, _ = strings.Cut(commands, "```")
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-euxc", commands+"echo sick: $node $gpu")
-	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "PATH="+tools+":"+os.Getenv("PATH"))
-	output, err := cmd.CombinedOutput()
 	defer func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), soon, "demo-sick-gpu")) }()
-	_, sick, _ := strings.Cut(string(output), "\nsick: ")
+	output := s.shell(t, commands+"echo sick: $node $gpu")
+	_, sick, _ := strings.Cut(output, "\nsick: ")
 	node, gpu, _ := strings.Cut(strings.TrimSpace(sick), " ")
-	if err != nil || !strings.Contains(string(output), "\nworker-") {
-		t.Fatalf("%v\n%s", err, output)
+	if !strings.Contains(output, "\nworker-") {
+		t.Fatal(output)
 	}
 	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node}, "GPUUnhealthy", gpu)
 	s.health(t, s.plugin(t, node), "--clear", gpu)
@@ -356,6 +350,22 @@ func (s *suite) waitGone(t *testing.T, pod *corev1.Pod) {
 			return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID,
 				fmt.Sprintf("%s, conditions %v", now.Status.Phase, now.Status.Conditions), client.IgnoreNotFound(err)
 		}))
+}
+
+// shell runs commands of a page in the folder where its reader is, with the kubectl of the cluster.
+func (s *suite) shell(t *testing.T, commands string) string {
+	t.Helper()
+	tools := filepath.Dir(os.Getenv(helmProgram)) // kubectl is there, too
+	if tools == "." {
+		t.Skip("no programs beside $HELM")
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-euxc", commands)
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "PATH="+tools+":"+os.Getenv("PATH"))
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	return string(output)
 }
 
 // testSickSharedGPU: three pods share a GPU that falls off the bus; all three start again on another one. The monitor

@@ -187,7 +187,8 @@ func (s *suite) testKubectlReserve(t *testing.T) {
 	text, err := kubectlGPU(t.Context(), "reserve", ns, node, "--driver", *driver, "--selector", this, "--as", user)
 	s.must(t, err)
 	t.Cleanup(func() { // it has ended by then, unless the test has failed
-		_, _ = kubectlGPU(context.WithoutCancel(t.Context()), "reserve", ns, "--end")
+		s.must(t, s.DeleteAllOf(context.WithoutCancel(t.Context()), &resourceapi.DeviceTaintRule{},
+			client.MatchingLabels{"gpu.nvidia.com/reserved": ns}))
 	})
 	asks := share("gpu", "NVIDIA H100 80GB HBM3", "5Gi", "10")
 	asks.Exactly.Selectors = append(asks.Exactly.Selectors, resourceapi.DeviceSelector{
@@ -220,8 +221,8 @@ func (s *suite) testKubectlReserve(t *testing.T) {
 			t.Errorf("%s: got error %v and\n%s\nwant in it %q", row[0], err, got, row[1])
 		}
 	}
-	_, err = kubectlGPU(t.Context(), "reserve", ns, "--end", "--as", user)
-	s.must(t, err)
+	_, end, _ := strings.Cut(text, "To end it: ")
+	s.shell(t, strings.TrimSpace(end)+" --as "+user)
 	s.running(t, outsider)
 }
 
