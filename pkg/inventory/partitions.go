@@ -114,7 +114,7 @@ func possible(d gpu.Device, foreign []gpu.Partition) []gpu.Device {
 			at := gpu.Placement{Parent: d.UUID, Profile: p.Name, Start: start, Size: p.Size}
 			part := partition(d, gpu.Partition{Placement: at, Slices: p.Slices, Engines: p.Engines, Memory: p.Memory})
 			part.UUID = gpu.UUID(part.Name) // it has no UUID while it does not exist
-			if part.Blocked = blockedBy(at, foreign); d.MIG.Unlisted {
+			if part.Blocked = cmp.Or(blockedBy(at, foreign), d.MIG.Refused[at]); d.MIG.Unlisted {
 				part.Blocked = cmp.Or(part.Blocked, "NVML does not tell which partitions exist")
 			}
 			if !d.MIG.Enabled {

@@ -72,7 +72,19 @@ func (s *state) block(now time.Time, e *found) inventory.Inventory {
 		}
 	}
 	failed, unbound := s.blocked.all(now), s.unbound.all(now)
+	var refused map[gpu.Placement]string
+	for at, b := range s.refused {
+		if now.After(b.until) {
+			delete(s.refused, at)
+			continue
+		}
+		if refused == nil {
+			refused = map[gpu.Placement]string{}
+		}
+		refused[at] = b.why
+	}
 	for i, d := range gpus {
+		gpus[i].MIG.Refused = refused
 		before, _ := e.known.FindUUID(d.UUID)
 		if changesMode(d) {
 			used[d.UUID] = e.users[d.UUID] != ""

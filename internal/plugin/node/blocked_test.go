@@ -79,6 +79,50 @@ type hardware struct {
 
 func (h hardware) Set(context.Context, gpu.UUID, gpu.DesiredState) error { return h.err }
 
+func (h hardware) CreatePartition(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) { return "", h.err }
+
+// A partition that NVML refuses to a claim is blocked for a minute, also on a GPU that has partitions.
+func TestRefusedPartition(t *testing.T) {
+	l := newTestNode(t)
+	there := gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb", Start: 2, Size: 1}
+	l.devices[0].MIG = gpu.MIG{Capable: true, Enabled: true, Switchable: true,
+		Profiles:  []gpu.Profile{{Name: "1g.10gb", Size: 1, Starts: []int{0, 1, 2}}},
+		Instances: []gpu.Partition{{Placement: there, UUID: "MIG-2"}}}
+	rec := l.hold("c", "gpu-0-mig-1g10gb-2")
+	rec.Plan.Assignments[0].Partition = &sharing.AssignedPartition{Placement: there, UUID: "MIG-2"}
+	if err := l.records.Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	blockedNow := func() (names string) {
+		t.Helper()
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range l.Inventory() {
+			if d.Blocked != "" {
+				names += d.Name + ": " + d.Blocked + "; "
+			}
+		}
+		return names
+	}
+	at := gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb", Start: 1, Size: 1}
+	refused := errors.New("create GPU instance: ERROR_INSUFFICIENT_RESOURCES")
+	hw := l.Hardware(hardware{err: refused})
+	if _, err := hw.CreatePartition(t.Context(), there, "MIG-2"); !errors.Is(err, refused) { // that of the claim
+		t.Fatal(err)
+	}
+	if _, err := hw.CreatePartition(t.Context(), at, ""); !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	if got, want := blockedNow(), "gpu-0-mig-1g10gb-1: "+refused.Error()+"; "; got != want {
+		t.Errorf("after a refusal: got %q, want %q", got, want)
+	}
+	l.Node.state.refused[at] = blocked{refused.Error(), time.Now().Add(-time.Second)}
+	if got := blockedNow(); got != "" {
+		t.Errorf("a minute later: got %q, want nothing blocked", got)
+	}
+}
+
 // A change of the MIG mode that could not be made blocks the GPU until a change takes place, or the GPU is reset. That
 // a claim needs no change says nothing.
 func TestWhatEndsABlock(t *testing.T) {

@@ -48,6 +48,10 @@ type (
 		gpu gpu.UUID
 		err error
 	}
+	partitionRefused struct { // a partition could not be made for a claim
+		at  gpu.Placement
+		err error
+	}
 	gpuBound struct { // a GPU was bound to vfio-pci for a claim, or could not be
 		gpu gpu.UUID
 		err error
@@ -123,9 +127,10 @@ type state struct {
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs          // their MIG mode
 	unbound   blockedGPUs          // those that could not be bound for virtual machines
-	stuck     map[gpu.UUID]string  // why GPUs do not come back from virtual machines
-	used      map[gpu.UUID]bool    // by programs that belong to no claim, at the last discovery; nil: there was none
-	open      map[gpu.UUID]bool    // likewise, those that keep the GPU from virtual machines
+	refused   map[gpu.Placement]blocked
+	stuck     map[gpu.UUID]string // why GPUs do not come back from virtual machines
+	used      map[gpu.UUID]bool   // by programs that belong to no claim, at the last discovery; nil: there was none
+	open      map[gpu.UUID]bool   // likewise, those that keep the GPU from virtual machines
 	pending   []report.PendingChange
 	unsaved   bool              // the inventory could not be saved
 	failed    int               // discoveries in a row
@@ -149,7 +154,8 @@ type basis struct {
 
 func newState(o Options) *state {
 	return &state{dir: o.Dir, blocked: blockedGPUs{}, unbound: blockedGPUs{},
-		stuck: map[gpu.UUID]string{}, left: map[gpu.UUID]time.Time{}, logged: map[string]string{},
+		refused: map[gpu.Placement]blocked{},
+		stuck:   map[gpu.UUID]string{}, left: map[gpu.UUID]time.Time{}, logged: map[string]string{},
 		changed: make(chan struct{}),
 		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
@@ -177,6 +183,8 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.health.Paused(ctx, at, string(e))
 	case modeNotSet:
 		s.blocked.note(at.Now, e.gpu, e.err)
+	case partitionRefused:
+		s.refused[e.at], s.asked = blocked{e.err.Error(), at.Now.Add(blockedFor)}, true
 	case gpuBound:
 		_, known := s.unbound.all(at.Now)[e.gpu]
 		s.unbound.note(at.Now, e.gpu, e.err)

@@ -159,7 +159,7 @@ func (n *Node) send(event any) {
 	}
 }
 
-// Hardware wraps h, so that the Node learns of changes of the MIG mode that fail.
+// Hardware wraps h, so that the Node learns of changes of the MIG mode and of partitions that fail.
 func (n *Node) Hardware(h claims.Hardware) claims.Hardware { return observedHardware{h, n} }
 
 type observedHardware struct {
@@ -173,6 +173,14 @@ func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredSta
 		h.node.send(modeNotSet{id, err})
 	}
 	return err
+}
+
+func (h observedHardware) CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error) {
+	id, err := h.Hardware.CreatePartition(ctx, at, known)
+	if err != nil && known == "" { // not one of a claim that has it already, such as while its GPU is lost
+		h.node.send(partitionRefused{at, err})
+	}
+	return id, err
 }
 
 // endTimeout is how long Run waits for a discovery at its end: a GPU may hang.
