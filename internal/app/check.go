@@ -29,8 +29,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		Use:   "check",
 		Short: "Print what the driver sees on this machine, and what is in its way",
 		Long: "Print what the driver sees on this machine, what it would publish, and what is in its way, each with " +
-			"its remedy. No cluster is\n" +
-			"needed, and nothing is changed.\n\n" +
+			"its remedy. No cluster is\nneeded, and nothing is changed.\n\n" +
 			"Exit code 0: nothing keeps pods from GPUs, though there may be warnings; 1: something does; 2: the " +
 			"command line is wrong.",
 	}, flags, func(cmd *cobra.Command) error {

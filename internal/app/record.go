@@ -22,8 +22,7 @@ func recordCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		Use:   "record",
 		Short: "Write what NVML says of this machine, as a profile that can be simulated",
 		Long: "Write what NVML says of this machine, errors among it, as a profile that can be simulated: for a bug " +
-			"report.\n" +
-			"Nothing is changed, and nothing is sent anywhere.",
+			"report.\nNothing is changed, and nothing is sent anywhere.",
 	}, flags, func(cmd *cobra.Command) error {
 		c, err := p.Attach()
 		if err != nil {

@@ -17,10 +17,8 @@ import (
 const (
 	// maxRules is how many DeviceTaintRules a run creates.
 	maxRules = 200
-	// ruleTimeout ends the creation of a rule, which Ctrl-C does not.
+	// ruleTimeout ends the creation of a rule, and the removal of all, which Ctrl-C does not.
 	ruleTimeout = 30 * time.Second
-	// cleanupTimeout ends the removal of the rules.
-	cleanupTimeout = 30 * time.Second
 )
 
 // errNoRules means that there are no DeviceTaintRules.
@@ -50,7 +48,7 @@ func (r *taintRules) create(ctx context.Context, rule *resourceapi.DeviceTaintRu
 
 // remove removes the rules, also after Ctrl-C. The error names those that remain.
 func (r *taintRules) remove(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
 	defer cancel()
 	var all []error
 	for _, name := range r.names {

@@ -32,8 +32,7 @@ func whyCommand(p *plugin) *cobra.Command {
 		Long: "Explain why a pod or ResourceClaim waits for devices. The first line is the cause, the second the " +
 			"smallest change with which it would be scheduled now. A name without a kind is that of a pod, or of a " +
 			"claim if there is no such pod. A workload, such as deployment/NAME or job/NAME, counts as one of its " +
-			"pods, " +
-			"of which one that waits comes first.",
+			"pods, of which one that waits comes first.",
 		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json\n  kubectl gpu why " +
 			"deployment/vllm",
 		Args: cobra.ExactArgs(1),

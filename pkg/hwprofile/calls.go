@@ -270,9 +270,8 @@ var knownCalls = strings.Fields(callList)
 
 // instanceCalls are the simulated calls about GPU instances and compute instances, by the names of go-nvml's Interface.
 var instanceCalls = []string{
-	"ComputeInstanceDestroy", "ComputeInstanceGetInfo",
-	"GpuInstanceCreateComputeInstance", "GpuInstanceDestroy", "GpuInstanceGetComputeInstanceById",
-	"GpuInstanceGetComputeInstanceProfileInfo",
+	"ComputeInstanceDestroy", "ComputeInstanceGetInfo", "GpuInstanceCreateComputeInstance", "GpuInstanceDestroy",
+	"GpuInstanceGetComputeInstanceById", "GpuInstanceGetComputeInstanceProfileInfo",
 	"GpuInstanceGetComputeInstances", "GpuInstanceGetInfo",
 }
 

@@ -152,16 +152,14 @@ const (
 
 func (Proximity) names() map[string]int {
 	return map[string]int{"TOPOLOGY_INTERNAL": 0, "TOPOLOGY_SINGLE": 10, "TOPOLOGY_MULTIPLE": 20,
-		"TOPOLOGY_HOSTBRIDGE": 30,
-		"TOPOLOGY_NODE":       40, "TOPOLOGY_SYSTEM": 50}
+		"TOPOLOGY_HOSTBRIDGE": 30, "TOPOLOGY_NODE": 40, "TOPOLOGY_SYSTEM": 50}
 }
 
 // Constants returns every constant of profiles with its value.
 func Constants() map[string]int {
 	out := map[string]int{}
 	for _, t := range []named{Brand(0), Architecture(0), Switch(0), AddressingMode(0), ComputeMode(0), Clock(0),
-		Sensor(0),
-		Performance(0), LinkVersion(0), LinkEnd(0), FabricState(0), Proximity(0), Virtualization(0)} {
+		Sensor(0), Performance(0), LinkVersion(0), LinkEnd(0), FabricState(0), Proximity(0), Virtualization(0)} {
 		maps.Copy(out, t.names())
 	}
 	maps.Copy(out, errorNumbers)

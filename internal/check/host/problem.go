@@ -49,8 +49,7 @@ var (
 		"name the root of the host (--host-root), or make sure that the container runtime has CDI on: containerd 2 " +
 			"or CRI-O, or enable_cdi = true in containerd 1.7"}
 	RuntimeConfig = ProblemKind{"runtime-config", Warning,
-		"mend the file: the runtime itself will not read it at its next " +
-			"start"}
+		"mend the file: the runtime itself will not read it at its next start"}
 	CgroupV1 = ProblemKind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group " +
 		"(isolation: cgroup) need it"}
 	ReadOnly = ProblemKind{"read-only", Error, "give the driver a directory on a file system that can be written to " +

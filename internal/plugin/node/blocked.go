@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -72,15 +73,9 @@ func (s *state) block(now time.Time, e *found) inventory.Inventory {
 		}
 	}
 	failed, unbound := s.blocked.all(now), s.unbound.all(now)
-	var refused map[gpu.Placement]string
+	refused := map[gpu.Placement]string{}
+	maps.DeleteFunc(s.refused, func(_ gpu.Placement, b blocked) bool { return now.After(b.until) })
 	for at, b := range s.refused {
-		if now.After(b.until) {
-			delete(s.refused, at)
-			continue
-		}
-		if refused == nil {
-			refused = map[gpu.Placement]string{}
-		}
 		refused[at] = b.why
 	}
 	for i, d := range gpus {

@@ -79,7 +79,9 @@ type hardware struct {
 
 func (h hardware) Set(context.Context, gpu.UUID, gpu.DesiredState) error { return h.err }
 
-func (h hardware) CreatePartition(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) { return "", h.err }
+func (h hardware) CreatePartition(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) {
+	return "", h.err
+}
 
 // A partition that NVML refuses to a claim is blocked for a minute, also on a GPU that has partitions.
 func TestRefusedPartition(t *testing.T) {

@@ -44,19 +44,15 @@ type (
 	registered  struct{} // a kubelet has registered the plugin
 	requested   struct{} // people have asked for something
 	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
-	modeNotSet  struct { // the MIG mode of a GPU could not be changed for a claim
-		gpu gpu.UUID
-		err error
-	}
+	modeNotSet  outcome  // the MIG mode of a GPU could not be changed for a claim
+	gpuBound    outcome  // a GPU was bound to vfio-pci for a claim, or could not be
+	gpuReturned outcome  // a GPU came back from a virtual machine, or could not
+
 	partitionRefused struct { // a partition could not be made for a claim
 		at  gpu.Placement
 		err error
 	}
-	gpuBound struct { // a GPU was bound to vfio-pci for a claim, or could not be
-		gpu gpu.UUID
-		err error
-	}
-	gpuReturned struct { // a GPU came back from a virtual machine, or could not
+	outcome struct {
 		gpu gpu.UUID
 		err error
 	}

@@ -132,8 +132,7 @@ func NewCollector(c CollectorConfig) *Collector {
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{Name: report.Prefix +
 		"container_metrics_failures_total",
 		Help: "Times that metrics of containers were missing, by who had not answered: the kubelet, the API server " +
-			"(pods), " +
-			"the records of claims, NVML, the proc file system."}, []string{"source"})
+			"(pods), the records of claims, NVML, the proc file system."}, []string{"source"})
 	for _, source := range []string{sourceKubelet, sourceRecords, sourcePods, sourceNVML, sourceProc} {
 		failures.WithLabelValues(source)
 	}

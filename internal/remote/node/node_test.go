@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -523,6 +524,58 @@ func TestPrepareRefuses(t *testing.T) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
 		})
+	}
+}
+
+// Claims that the API has not had in two sweeps are released, as the kubelet does not do it any more.
+func TestForgottenClaims(t *testing.T) {
+	var err error
+	if authority, err = remote.NewAuthority(); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{pod: "one", address: "127.0.0.1:1"}
+	node := startNode(t, tmpfs.Dir(t), issues)
+	api := node.Client.ResourceV1().ResourceClaims("ns")
+	for _, uid := range []types.UID{"gone", "kept", "anew", "unallocated"} {
+		claim := claimOf(t, uid, s)
+		claim.Namespace, claim.Name = "ns", string(uid)
+		if results, err := node.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim}); err != nil ||
+			results[uid].Err != nil {
+			t.Fatal(err, results[uid].Err)
+		}
+		switch uid {
+		case "gone":
+			continue
+		case "anew":
+			claim.UID = "another"
+		case "unallocated":
+			claim.Status.Allocation = nil
+		}
+		if _, err := api.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := node.sessions.put(session{Claim: "of-0.1.0", Token: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	left := func() (claims []string) {
+		for _, one := range node.sessions.all() {
+			claims = append(claims, string(one.Claim))
+		}
+		slices.Sort(claims)
+		return claims
+	}
+	first := node.sweep(t.Context(), nil)
+	if got := left(); len(got) != 5 {
+		t.Errorf("after one sweep: got the sessions %v, want all", got)
+	}
+	node.sweep(t.Context(), first)
+	if got := left(); !slices.Equal(got, []string{"kept", "of-0.1.0"}) {
+		t.Errorf("after two sweeps: got the sessions %v, want [kept of-0.1.0]", got)
+	}
+	specs, err := filepath.Glob(filepath.Join(node.CDIDir, "*"))
+	if err != nil || len(specs) != 1 || !strings.Contains(specs[0], "kept") {
+		t.Errorf("got the CDI specs %v, %v, want that of the claim kept", specs, err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -37,6 +38,8 @@ const (
 	signPeriod = 200 * time.Millisecond
 	// claimsAtOnce is how many claims may be prepared at once without waiting for each other, by and large.
 	claimsAtOnce = 1024
+	// sweepPeriod is the time between two sweeps.
+	sweepPeriod = 10 * time.Minute
 )
 
 // Config says what the plugin works with.
@@ -83,6 +86,8 @@ func Run(ctx context.Context, c Config, l net.Listener) error {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
 	defer helper.Stop()
+	forgotten := map[types.UID]bool{}
+	go wait.UntilWithContext(ctx, func(ctx context.Context) { forgotten = p.sweep(ctx, forgotten) }, sweepPeriod)
 	(&relay{engine: p.engine, sessions: p.sessions}).serve(ctx, l)
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
@@ -91,9 +96,24 @@ func Run(ctx context.Context, c Config, l net.Listener) error {
 	return p.leave()
 }
 
+// sweep releases claims that the kubelet has forgotten, such as after its state was wiped: those that the API has not
+// had in two sweeps, because a pod that was deleted by force may still be stopping. It returns what is gone.
+func (p *Plugin) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
+	now := map[types.UID]bool{}
+	for _, s := range p.sessions.all() {
+		found, err := p.Client.ResourceV1().ResourceClaims(s.Of.Namespace).Get(ctx, s.Of.Name, metav1.GetOptions{})
+		gone := apierrors.IsNotFound(err) || err == nil && (found.UID != s.Claim || found.Status.Allocation == nil)
+		if now[s.Claim] = gone && s.Of.Name != ""; now[s.Claim] && before[s.Claim] {
+			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", s.Of, "err",
+				p.unprepare(s.Claim))
+		}
+	}
+	return now
+}
+
 // leave removes the files of the plugin if no claim is prepared. A new pod installs them again.
 func (p *Plugin) leave() error {
-	if !p.sessions.empty() {
+	if len(p.sessions.all()) > 0 {
 		return nil
 	}
 	return errors.Join(os.RemoveAll(p.ClientDir), os.RemoveAll(p.PluginDir))
@@ -149,7 +169,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	s, ok := p.sessions.get(claim.UID)
 	if !ok || s.Session != wanted || s.Device != result.Device {
-		if s, err = p.newSession(ctx, claim.UID, result.Device, wanted); err != nil {
+		if s, err = p.newSession(ctx, claim, result.Device, wanted); err != nil {
 			return kubeletplugin.Device{}, err
 		}
 	}
@@ -170,11 +190,12 @@ func (p *Plugin) resultOf(claim *resourceapi.ResourceClaim) (resourceapi.DeviceR
 }
 
 // newSession makes a token, gets a certificate with its key, and records them.
-func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string, of remote.Session) (session, error) {
-	if err := p.sessions.remove(claim); err != nil { // one with another server
+func (p *Plugin) newSession(ctx context.Context, claim *resourceapi.ResourceClaim, device string,
+	of remote.Session) (session, error) {
+	if err := p.sessions.remove(claim.UID); err != nil { // one with another server
 		return session{}, err
 	}
-	certificate, key, err := p.certificate(ctx, claim)
+	certificate, key, err := p.certificate(ctx, claim.UID)
 	if err != nil {
 		return session{}, fmt.Errorf("certificate of the session: %w", err)
 	}
@@ -184,8 +205,8 @@ func (p *Plugin) newSession(ctx context.Context, claim types.UID, device string,
 	case server != of.Server: // the claim has been allocated another one since
 		return session{}, fmt.Errorf("the certificate is for server %s, the claim has %s", server, of.Server)
 	}
-	s := session{Claim: claim, Device: device, Session: of, Token: newToken(), Certificate: string(certificate),
-		Key: string(key)}
+	s := session{Claim: claim.UID, Of: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name},
+		Device: device, Session: of, Token: newToken(), Certificate: string(certificate), Key: string(key)}
 	return s, p.sessions.put(s)
 }
 

@@ -12,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/google/renameio/v2"
@@ -26,8 +28,10 @@ import (
 
 // session is a prepared claim, as its record has it.
 type session struct {
-	Claim  types.UID `json:"claim"`
-	Device string    `json:"device"`
+	Claim types.UID `json:"claim"`
+	// Of is the claim's namespace and name; empty in records of 0.1.0.
+	Of     types.NamespacedName `json:"of,omitzero"`
+	Device string               `json:"device"`
 	remote.Session
 	// Token is what the client in the container shows.
 	Token string `json:"token"`
@@ -111,10 +115,10 @@ func (s *sessions) get(claim types.UID) (session, bool) {
 	return one, ok
 }
 
-func (s *sessions) empty() bool {
+func (s *sessions) all() []session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.byClaim) == 0
+	return slices.Collect(maps.Values(s.byClaim))
 }
 
 // remove ends a session with its connections, and removes its record. It is no error if there is none.
