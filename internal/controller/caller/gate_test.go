@@ -20,6 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -152,6 +153,11 @@ func TestOnlyAPIServersAreServed(t *testing.T) {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
+	}
+	for reason, want := range map[string]float64{"path": 5, "address": 1} {
+		if got := testutil.ToFloat64(w.gate.refused.WithLabelValues(reason)); got != want {
+			t.Errorf("the metric has %v calls refused for the %s, want %v", got, reason, want)
+		}
 	}
 }
 
