@@ -79,6 +79,11 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("%s has no row with %s", featuresFile, want)
 		}
 	}
+	for line := range strings.Lines(table) {
+		if strings.HasPrefix(line, "| ") && !strings.Contains(line, "| page | shown by |") && !row.MatchString(line) {
+			t.Errorf("not a user, a page and proofs: %s", line)
+		}
+	}
 	for _, r := range row.FindAllStringSubmatch(table, -1) {
 		if _, err := os.Stat(filepath.Join(repository, r[2])); err != nil {
 			t.Errorf("%s: %v", r[1], err)

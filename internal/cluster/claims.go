@@ -12,7 +12,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
-// Claim is a claim for devices of any driver. Without gpus and wants, others gave it its devices.
+// Claim is a claim for devices of any driver.
 type Claim struct {
 	types.NamespacedName
 	Created time.Time

@@ -40,7 +40,7 @@ type View struct {
 	slices map[string][]Device             // by name of the slice
 	nodes  map[string]*NodeDevices         // by name of the node
 	gpus   map[gpuID]*GPU                  // with devices that are published or held
-	claims map[types.NamespacedName]*Claim // that hold devices of the driver or remote ones, and all pending ones
+	claims map[types.NamespacedName]*Claim // of all drivers
 	// waiting counts the devices that pending claims request, by class and by the second when the claim was created.
 	waiting map[string]map[int64]int64
 

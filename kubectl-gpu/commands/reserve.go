@@ -259,8 +259,8 @@ func (f *reserveOptions) choose(ctx context.Context, all []*GPU) (chosen []*GPU,
 					"try again later", g.Ref())
 			}
 			if teams := g.keptFor(); len(teams) > 0 {
-				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; %s ends that", g.Ref(), teams[0],
-					endOf(teams[0]))
+				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; %s ends what this command began",
+					g.Ref(), teams[0], endOf(teams[0]))
 			}
 		}
 		return chosen, nil
@@ -378,8 +378,8 @@ func keep(ctx context.Context, client kubernetes.Interface, rules []*resourceapi
 	for _, other := range now.Items { // of another run at the same time
 		if team := cluster.KeptFor(other.Spec.Taint); team != "" && !slices.Contains(written.names, other.Name) &&
 			slices.ContainsFunc(rules, func(own *resourceapi.DeviceTaintRule) bool { return overlap(own, &other) }) {
-			return fmt.Errorf("some of the GPUs are kept for %s, by the DeviceTaintRule %s; %s ends that", team,
-				other.Name, endOf(team))
+			return fmt.Errorf("some of the GPUs are kept for %s, by the DeviceTaintRule %s; %s ends what this command "+
+				"began", team, other.Name, endOf(team))
 		}
 	}
 	return nil

@@ -89,7 +89,7 @@ func TestReserve(t *testing.T) {
 		{"a GPU that is kept already", func(s *apiServer) {
 			s.TaintRules = append(s.TaintRules, kept("ml", "a", "gpu-3b-00-0"))
 		}, "vision a", "", "1 a/gpu-3b-00-0",
-			"a/gpu-3b-00-0 is kept for ml already; " + endOf("ml") + " ends that"},
+			"a/gpu-3b-00-0 is kept for ml already; " + endOf("ml") + " ends what this command began"},
 		{"more rules than one run writes", func(s *apiServer) {
 			s.TaintRules = append(s.TaintRules, kept("ml", "b", "gpu-1b-00-0"))
 			s.Slices = append(s.Slices, published(t, "c", "dgx-h100")...)

@@ -47,7 +47,7 @@ type MIG struct {
 	Instances  []Partition `json:",omitempty"` // existing partitions, by their starts
 	// Unlisted means that there may be more partitions, which NVML has not told.
 	Unlisted bool `json:",omitempty"`
-	// Refused says why NVML has refused partitions of the driver within the last minute, also those of other GPUs.
+	// Refused says why partitions could not be made within the last minute, also those of other GPUs.
 	Refused map[Placement]string `json:"-"`
 	// Problems are sentences about what could not be read, and about profiles that are not offered.
 	Problems []string `json:",omitempty"`

@@ -74,7 +74,7 @@ var AllTaints = []Taint{
 			"holds it is released",
 		func(d gpu.Device) bool { return d.Lost && (!d.ResetRequired || len(d.Taints) == 0) }},
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
-		"somebody's program on the GPU, a partition that is not the driver's, or a refusal by NVML within the last " +
+		"somebody's program on the GPU, a partition that is not the driver's, or a failure within the last " +
 			"minute keeps the driver from making the partition, or from making the GPU whole again",
 		func(d gpu.Device) bool { return d.Blocked != "" && d.Type != gpu.TypeVFIO && d.VGPU == nil }},
 	{"gpu.nvidia.com/vfio-blocked", resourceapi.DeviceTaintEffectNoSchedule,

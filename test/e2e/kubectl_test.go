@@ -179,6 +179,7 @@ func (s *suite) testKubectlDefrag(t *testing.T) {
 func (s *suite) testKubectlReserve(t *testing.T) {
 	s.needs(t, append(slices.Clone(sharesOfMIG), "Kubernetes 1.37", "DRADeviceTaintRules")...)
 	node := s.node(t, "dgx-h100")
+	s.shell(t, "kubectl version --client") // or it is skipped
 	one := s.wholeGPUs(t, node)[0]
 	ns := s.namespace(t, "reserve")
 	user := s.kubectlUser(t, ns)

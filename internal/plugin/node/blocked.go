@@ -15,7 +15,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// blockedFor is how long a GPU counts as blocked. Meanwhile claims get other GPUs; then the change is tried again.
+// blockedFor is how long a GPU, or a place for a partition, counts as blocked. Meanwhile claims get others.
 const blockedFor = time.Minute
 
 // blockedGPUs records why GPUs could not be changed for a claim.

@@ -180,7 +180,8 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	case modeNotSet:
 		s.blocked.note(at.Now, e.gpu, e.err)
 	case partitionRefused:
-		s.refused[e.at], s.asked = blocked{e.err.Error(), at.Now.Add(blockedFor)}, true
+		_, known := s.refused[e.at] // a call that is tried again says nothing new
+		s.refused[e.at], s.asked = blocked{e.err.Error(), at.Now.Add(blockedFor)}, s.asked || !known
 	case gpuBound:
 		_, known := s.unbound.all(at.Now)[e.gpu]
 		s.unbound.note(at.Now, e.gpu, e.err)

@@ -177,7 +177,7 @@ func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredSta
 
 func (h observedHardware) CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error) {
 	id, err := h.Hardware.CreatePartition(ctx, at, known)
-	if err != nil && known == "" { // not one of a claim that has it already, such as while its GPU is lost
+	if err != nil && ctx.Err() == nil && known == "" { // not one that a claim has already: its GPU may be lost
 		h.node.send(partitionRefused{at, err})
 	}
 	return id, err

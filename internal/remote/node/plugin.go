@@ -38,8 +38,7 @@ const (
 	signPeriod = 200 * time.Millisecond
 	// claimsAtOnce is how many claims may be prepared at once without waiting for each other, by and large.
 	claimsAtOnce = 1024
-	// sweepPeriod is the time between two sweeps.
-	sweepPeriod = 10 * time.Minute
+	sweepPeriod  = 10 * time.Minute // between two sweeps
 )
 
 // Config says what the plugin works with.
@@ -96,16 +95,16 @@ func Run(ctx context.Context, c Config, l net.Listener) error {
 	return p.leave()
 }
 
-// sweep releases claims that the kubelet has forgotten, such as after its state was wiped: those that the API has not
-// had in two sweeps, because a pod that was deleted by force may still be stopping. It returns what is gone.
+// sweep releases claims that are gone from the API, or not allocated, in two sweeps: the kubelet has forgotten them.
+// Once is not enough, as a pod that was deleted by force may still be stopping. It returns what is gone.
 func (p *Plugin) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	now := map[types.UID]bool{}
 	for _, s := range p.sessions.all() {
 		found, err := p.Client.ResourceV1().ResourceClaims(s.Of.Namespace).Get(ctx, s.Of.Name, metav1.GetOptions{})
 		gone := apierrors.IsNotFound(err) || err == nil && (found.UID != s.Claim || found.Status.Allocation == nil)
 		if now[s.Claim] = gone && s.Of.Name != ""; now[s.Claim] && before[s.Claim] {
-			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", s.Of, "err",
-				p.unprepare(s.Claim))
+			err := p.unprepare(s.Claim)
+			klog.FromContext(ctx).Info("Claim released that the API does not have", "claim", s.Of, "err", err)
 		}
 	}
 	return now

@@ -28,9 +28,8 @@ import (
 
 // session is a prepared claim, as its record has it.
 type session struct {
-	Claim types.UID `json:"claim"`
-	// Of is the claim's namespace and name; empty in records of 0.1.0.
-	Of     types.NamespacedName `json:"of,omitzero"`
+	Claim  types.UID            `json:"claim"`
+	Of     types.NamespacedName `json:"of,omitzero"` // the claim; empty in records of 0.1.0
 	Device string               `json:"device"`
 	remote.Session
 	// Token is what the client in the container shows.
