@@ -297,7 +297,8 @@ func TestFits(t *testing.T) {
 		{"a list in place of a text", strings.Replace(anyClaim, "deviceClassName: gpu.nvidia.com",
 			"deviceClassName: [gpu]", 1),
 			nil, "", "spec.devices.requests.exactly.deviceClassName: want a text, not array"},
-		{"a key twice", strings.Replace(anyClaim, "kind:", "metadata: {name: b}, kind:", 1), nil, "", `key "metadata" already set`},
+		{"a key twice", strings.Replace(anyClaim, "kind:", "metadata: {name: b}, kind:", 1), nil, "",
+			`key "metadata" already set`},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
 			`ResourceClaim any: unknown field "spec.devices.requests[0].exactly.className"`},
 		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, " +

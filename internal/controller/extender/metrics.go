@@ -36,7 +36,7 @@ func NewMetrics() Metrics {
 			Help: "Requests of a scheduler for scores of nodes, by result: scored; not_ready, while the controller " +
 				"still reads the cluster; invalid."}, []string{"result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "duration_seconds",
-			Help:    "How long it took to score the nodes for one pod, without the transfer.",
+			Help:    "How long it took to score the nodes for one pod, with the wait for a claim that is not read yet.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}}),
 		proposals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "proposals_total",
 			Help: "Pods for which nodes were scored, by outcome: true if the pod came to the node with the best " +

@@ -52,7 +52,7 @@ type (
 		at  gpu.Placement
 		err error
 	}
-	outcome struct {
+	outcome struct { // of a change of a GPU; err is nil if it was made
 		gpu gpu.UUID
 		err error
 	}

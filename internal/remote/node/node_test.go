@@ -189,6 +189,15 @@ var (
 	serverOf  = map[types.UID]types.UID{} // by claim
 )
 
+func newAuthority(t *testing.T) remote.Authority {
+	t.Helper()
+	a, err := remote.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
 func signed(t *testing.T, request []byte) []byte {
 	claim, public, err := remote.ParseRequest(request)
 	if err != nil {
@@ -321,14 +330,8 @@ func (c container) call(ctx context.Context, path, token string) (string, error)
 }
 
 func TestSessions(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
-	foreign, err := remote.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
+	foreign := newAuthority(t)
 	one, two := startServer(t, "one", authority, authority), startServer(t, "two", authority, authority)
 	false1 := startServer(t, "one", foreign, authority)
 	dir := tmpfs.Dir(t)
@@ -438,10 +441,7 @@ func TestSessions(t *testing.T) {
 
 // Only the controller's certificate may change the sessions, and before the engine answers there are none.
 func TestController(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
 	s := startServer(t, "pod", authority, authority)
 	_ = s.engine.Close()
 	if status, _ := s.admit(t, "a"); status != http.StatusServiceUnavailable {
@@ -478,10 +478,7 @@ func TestController(t *testing.T) {
 }
 
 func TestPrepareRefuses(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
 	s := &server{pod: "one", address: "127.0.0.1:1"}
 	denied := func(types.UID) csrStatus {
 		return csrStatus{Conditions: []certificates.CertificateSigningRequestCondition{
@@ -529,10 +526,7 @@ func TestPrepareRefuses(t *testing.T) {
 
 // Claims that the API has not had in two sweeps are released, as the kubelet does not do it any more.
 func TestForgottenClaims(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
 	s := &server{pod: "one", address: "127.0.0.1:1"}
 	node := startNode(t, tmpfs.Dir(t), issues)
 	api := node.Client.ResourceV1().ResourceClaims("ns")
@@ -581,10 +575,7 @@ func TestForgottenClaims(t *testing.T) {
 
 // The kubelet's next call goes on with the request of the one before, unless Kubernetes has deleted it.
 func TestRequestIsKept(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
 	node := startNode(t, tmpfs.Dir(t), issues)
 	api := node.Client.(*fake.Clientset)
 	var created int
@@ -631,10 +622,7 @@ func TestRequestIsKept(t *testing.T) {
 }
 
 func TestContainer(t *testing.T) {
-	var err error
-	if authority, err = remote.NewAuthority(); err != nil {
-		t.Fatal(err)
-	}
+	authority = newAuthority(t)
 	s := &server{pod: "one", address: "127.0.0.1:1"}
 	node := startNode(t, tmpfs.Dir(t), issues)
 	devices, err := node.prepareOne(t, claimOf(t, "a", s))
