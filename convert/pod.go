@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 const (
@@ -308,24 +310,16 @@ func (c converter) template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate
 // check refuses claims that Convert does not make and that go further than an extended resource does, such as claims
 // for tainted GPUs.
 func (c converter) check(spec resourceapi.ResourceClaimSpec) error {
-	for _, r := range spec.Devices.Requests {
-		alternatives := slices.Clone(r.FirstAvailable)
-		if e := r.Exactly; e != nil {
-			alternatives = append(alternatives, resourceapi.DeviceSubRequest{DeviceClassName: e.DeviceClassName,
-				AllocationMode: e.AllocationMode, Tolerations: e.Tolerations})
-			if e.AdminAccess != nil {
-				return errors.New("adminAccess is not for converted pods")
-			}
-		}
-		for _, a := range alternatives {
-			switch {
-			case a.DeviceClassName != c.Driver && a.DeviceClassName != partitionClass(c.Driver):
-				return fmt.Errorf("class %s is not for converted pods", a.DeviceClassName)
-			case a.AllocationMode != resourceapi.DeviceAllocationModeExactCount:
-				return fmt.Errorf("allocationMode %s is not for converted pods", a.AllocationMode)
-			case len(a.Tolerations) > 0:
-				return errors.New("tolerations are not for converted pods")
-			}
+	for _, s := range cluster.Subrequests(&spec) {
+		switch {
+		case s.Admin:
+			return errors.New("adminAccess is not for converted pods")
+		case *s.Class != c.Driver && *s.Class != partitionClass(c.Driver):
+			return fmt.Errorf("class %s is not for converted pods", *s.Class)
+		case *s.Mode != resourceapi.DeviceAllocationModeExactCount:
+			return fmt.Errorf("allocationMode %s is not for converted pods", *s.Mode)
+		case len(*s.Tolerations) > 0:
+			return errors.New("tolerations are not for converted pods")
 		}
 	}
 	for _, config := range spec.Devices.Config {

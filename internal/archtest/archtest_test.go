@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package archtest checks the imports of packages.
+// Package archtest checks the imports of packages, their lines, and which questions one function answers.
 package archtest
 
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -97,6 +102,7 @@ var allowed = map[string][]string{
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
 	"internal/cluster":      {"internal/remote", "pkg/gpu"},
 	"internal/cluster/read": {"internal/cluster"},
+	"internal/cluster/fit":  {"internal/cluster", "pkg/gpu"},
 
 	// The controller.
 	"internal/controller/certificate": {},
@@ -117,8 +123,8 @@ var allowed = map[string][]string{
 		"internal/event", "internal/guard", "internal/why", "pkg/gpu"},
 	"internal/controller/eviction": {"internal/controller/feature", "internal/controller/metrics", "internal/event",
 		"internal/cluster"},
-	"internal/controller/extender": {"internal/controller/feature", "internal/cluster", "internal/event",
-		"internal/guard", "internal/placement", "pkg/gpu"},
+	"internal/controller/extender": {"internal/controller/feature", "internal/cluster", "internal/cluster/fit",
+		"internal/event", "internal/guard", "internal/placement"},
 	"internal/controller/idle": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
 		"internal/event"},
 	"internal/controller/network": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
@@ -126,8 +132,8 @@ var allowed = map[string][]string{
 	"internal/controller/preempt": {"internal/cluster", "internal/cluster/read", "internal/controller/feature",
 		"internal/controller/metrics", "internal/event", "internal/why"},
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},
-	"internal/controller/retry": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
-		"pkg/gpu"},
+	"internal/controller/retry": {"internal/cluster", "internal/cluster/fit", "internal/controller/feature",
+		"internal/controller/metrics"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/caller",
 		"internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
@@ -145,8 +151,8 @@ var allowed = map[string][]string{
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	// It asks the node's own plan what a node would refuse.
-	"internal/why": {"internal/cluster", "internal/cluster/read", "internal/remote", "pkg/allocation", "pkg/gpu",
-		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
+	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/remote",
+		"pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
@@ -199,8 +205,10 @@ var onlyIn = map[string][]string{
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
-	"k8s.io/kubernetes/":        {},
-	"github.com/opencontainers": {},
+	// One package asks Kubernetes' allocator.
+	"k8s.io/dynamic-resource-allocation/structured": {"internal/cluster/fit"},
+	"k8s.io/kubernetes/":                            {},
+	"github.com/opencontainers":                     {},
 }
 
 type goPackage struct {
@@ -313,6 +321,54 @@ func TestConformanceKnowsNoDriver(t *testing.T) {
 	if !found {
 		t.Errorf("%s imports nothing of Kubernetes: is this test looking for the right name?", suite)
 	}
+}
+
+// TestOneReaderOfAlternatives: one function of the product ranges over the alternatives of a request, and knows how a
+// request without alternatives is written.
+func TestOneReaderOfAlternatives(t *testing.T) {
+	const reader = "internal/cluster/requests.go Requests"
+	var found []string
+	for _, p := range list(t) {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		if isTool(name) {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				found = append(found, readers(t, name, file)...)
+			}
+		}
+	}
+	if !slices.Equal(found, []string{reader}) {
+		t.Errorf("got %v, want %s alone: use cluster.Requests, or cluster.Subrequests", found, reader)
+	}
+}
+
+// readers returns the functions of the file that range over a field FirstAvailable.
+func readers(t *testing.T, name, file string) (all []string) {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range parsed.Decls {
+		ast.Inspect(d, func(n ast.Node) bool {
+			loop, ok := n.(*ast.RangeStmt)
+			if !ok {
+				return true
+			}
+			if of, ok := loop.X.(*ast.SelectorExpr); ok && of.Sel.Name == "FirstAvailable" {
+				function, _ := d.(*ast.FuncDecl)
+				all = append(all, fmt.Sprintf("%s %s", path.Join(name, filepath.Base(file)), function.Name.Name))
+			}
+			return true
+		})
+	}
+	return all
 }
 
 // isIn reports whether the package is in the folder.

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -60,19 +59,16 @@ func (v *View) Bound(claim *resourceapi.ResourceClaim, largest Amount) Amount {
 		})
 	}
 	all := Zero()
-	for _, r := range claim.Spec.Devices.Requests {
+	for _, alternatives := range Requests(&claim.Spec) {
 		most := int64(0)
-		for _, a := range Alternatives(r) {
-			most = max(most, devices(a))
+		for _, s := range alternatives {
+			if !s.Admin {
+				most = max(most, s.Devices())
+			}
 		}
 		all.Add(largest, most)
 	}
 	return all
-}
-
-// devices returns how many devices an alternative gets: no claim gets more than that maximum.
-func devices(a resourceapi.DeviceSubRequest) int64 {
-	return min(max(1, a.Count), resourceapi.AllocationResultsMaxSize)
 }
 
 // Add adds times b. What is unknown of b becomes unknown.
@@ -110,13 +106,13 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 		}), nil
 	}
 	all := Zero()
-	for _, r := range claim.Spec.Devices.Requests {
+	for i, alternatives := range Requests(&claim.Spec) {
 		published, most := false, Amount{} // where some alternatives are published, the others do not count
-		for _, a := range Alternatives(r) {
-			one, ok, err := v.most(ctx, a)
+		for _, s := range alternatives {
+			one, ok, err := v.most(ctx, s)
 			switch {
 			case err != nil:
-				return nil, fmt.Errorf("request %s: %w", r.Name, err)
+				return nil, fmt.Errorf("request %s: %w", claim.Spec.Devices.Requests[i].Name, err)
 			case one == nil: // another alternative may take something
 			case ok && !published:
 				published, most = true, one
@@ -133,14 +129,10 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 
 // Whole says which GPU the claim may get as a whole though it asks for a share, and what prevents that; "": none.
 func (v *View) Whole(ctx context.Context, claim *resourceapi.ResourceClaim) string {
-	for _, r := range claim.Spec.Devices.Requests {
-		for _, a := range Alternatives(r) {
-			class, ok := v.Class(a.DeviceClassName)
-			for _, k := range v.Kinds() {
-				if ok && a.Capacity != nil && k.Sharing() == "exclusive" && k.Has(a.Capacity.Requests) &&
-					v.AcceptsAll(ctx, k, slices.Concat(class.Spec.Selectors, a.Selectors)) {
-					return fmt.Sprintf("; it may get a whole %s, which has no shares: "+Shares, k.Product(), v.driver)
-				}
+	for _, s := range Subrequests(&claim.Spec) {
+		for _, k := range v.Accepted(ctx, s) {
+			if s.Asked() != nil && !s.Admin && k.Sharing() == "exclusive" {
+				return fmt.Sprintf("; it may get a whole %s, which has no shares: "+Shares, k.Product(), v.driver)
 			}
 		}
 	}
@@ -150,32 +142,18 @@ func (v *View) Whole(ctx context.Context, claim *resourceapi.ResourceClaim) stri
 // Shares says how a claim for a device of the driver gets a share, and no whole GPU.
 const Shares = "for a share of another one, add the selector device.attributes['%s'].sharing == 'fractional'"
 
-// Alternatives returns the subrequests of the request, or the request itself; none, if it has admin access. That of the
-// request itself has no tolerations.
-func Alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
-	e := r.Exactly
+// most returns the most that a subrequest can get; nil: it takes nothing. ok is false if no published device is for it,
+// so that its memory and speed are unknown.
+func (v *View) most(ctx context.Context, a Subrequest) (all Amount, ok bool, err error) {
+	class, exists := v.Class(*a.Class)
 	switch {
-	case e == nil:
-		return r.FirstAvailable
-	case ptr.Deref(e.AdminAccess, false):
-		return nil
+	case a.Admin:
+		return nil, false, nil
+	case !exists:
+		return nil, false, fmt.Errorf("%w %s", ErrNoClass, *a.Class)
 	}
-	return []resourceapi.DeviceSubRequest{{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors,
-		AllocationMode: e.AllocationMode, Count: e.Count, Capacity: e.Capacity}}
-}
-
-// most returns the most that an alternative can get; nil: it takes nothing. ok is false if no published device is for
-// it, so that its memory and speed are unknown.
-func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Amount, ok bool, err error) {
-	class, exists := v.Class(a.DeviceClassName)
-	if !exists {
-		return nil, false, fmt.Errorf("%w %s", ErrNoClass, a.DeviceClassName)
-	}
-	var asked map[resourceapi.QualifiedName]resource.Quantity
-	if a.Capacity != nil {
-		asked = a.Capacity.Requests
-	}
-	fixed := slices.DeleteFunc(slices.Clone(a.Selectors), func(s resourceapi.DeviceSelector) bool {
+	asked := a.Asked()
+	fixed := slices.DeleteFunc(slices.Clone(*a.Selectors), func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && mayDiffer(s.CEL.Expression)
 	})
 	one, found, held, ours := Zero(), false, false, false
@@ -192,22 +170,19 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 			}
 		}
 	}
-	never := slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && s.CEL.Expression == "false"
-	})
 	switch {
 	case ctx.Err() != nil:
 		return nil, false, ctx.Err()
-	case found && !held || !found && (never || !ours):
+	case found && !held || !found && (a.MatchesNothing() || !ours):
 		return nil, false, nil
 	case !found:
 		one = Amount{AmountCores: 100, AmountGPUs: 1}
 	}
-	if held && a.AllocationMode == resourceapi.DeviceAllocationModeAll {
+	if held && a.All() {
 		return nil, false, ErrAll
 	}
 	all = Zero()
-	all.Add(one, devices(a))
+	all.Add(one, a.Devices())
 	return all, held, nil
 }
 

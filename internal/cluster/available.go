@@ -10,34 +10,34 @@ import (
 // availability counts the GPUs of one kind that new claims can get something of. It follows every change, because a
 // claim for the strongest GPU must not count the GPUs of 5,000 nodes.
 type availability struct {
-	idle  map[string]int64  // GPUs that no claim holds, by node
+	idle  map[string]int64  // GPUs that no claim holds and no taint is on, by node
 	nodes map[int64]int64   // nodes with that many idle GPUs
-	used  map[*GPU]struct{} // GPUs that claims hold in part, so that others may have the rest
+	some  map[*GPU]struct{} // GPUs that some claims can get something of: held in part, or tainted
 }
 
 // recount counts the GPU anew, after a change, among those of its kind. The caller holds v.mu.
 func (v *View) recount(g *GPU) {
 	v.measure(g)
 	if k := g.counted; k != nil {
-		if _, inPart := k.available.used[g]; inPart {
-			delete(k.available.used, g)
+		if _, isSome := k.available.some[g]; isSome {
+			delete(k.available.some, g)
 		} else {
 			k.available.addIdle(g.idleOn, -1)
 		}
 		g.counted = nil
 	}
-	if g.Whole == nil || g.Whole.Tainted {
+	if g.Whole == nil {
 		return
 	}
 	k := g.Whole.Kind
-	if len(g.Held) == 0 {
+	if len(g.Held) == 0 && g.Whole.Admits(nil) {
 		g.counted, g.idleOn = k, g.Node
 		k.available.addIdle(g.Node, 1)
 		return
 	}
-	if g.use.shared && k.leaves(g.use.Consumed) {
+	if len(g.Held) == 0 || g.use.shared && k.leaves(g.use.Consumed) {
 		g.counted = k
-		k.available.used[g] = struct{}{}
+		k.available.some[g] = struct{}{}
 	}
 }
 
@@ -56,10 +56,10 @@ func (a *availability) addIdle(node string, by int64) {
 	a.nodes[after]++
 }
 
-// Available returns how many GPUs of the kind can now serve requests for count GPUs of one node with these capacities.
-// It stops counting at enough.
-func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity, count,
-	enough int64) int64 {
+// Available returns how many GPUs of the kind can now serve requests for count GPUs of one node, with these tolerations
+// and capacities. It stops counting at enough.
+func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity,
+	tolerations []resourceapi.DeviceToleration, count, enough int64) int64 {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	if !k.Has(asked) {
@@ -69,12 +69,13 @@ func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]reso
 	for n, nodes := range k.available.nodes {
 		devices += n / count * count * nodes
 	}
-	if devices >= enough || !k.sharesWithOthers(asked) {
+	if devices >= enough || len(tolerations) == 0 && !k.sharesWithOthers(asked) {
 		return devices
 	}
-	left := map[string]int64{} // idle GPUs that do not fill a group, and GPUs that are used in part, by node
-	for g := range k.available.used {
-		if !g.Fits(asked) {
+	left := map[string]int64{} // idle GPUs that do not fill a group, and others that can serve the request, by node
+	takes := k.Takes(asked)
+	for g := range k.available.some {
+		if !g.Whole.Admits(tolerations) || !k.Room(g.use, takes) {
 			continue
 		}
 		n, known := left[g.Node]
@@ -92,16 +93,17 @@ func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]reso
 	return devices
 }
 
-// FitsBeside reports whether a GPU of the kind that claims hold in part has room for a request for these capacities.
-func (v *View) FitsBeside(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+// Beside adds the nodes where claims hold a GPU of the kind in part that has room for another request. takes is as
+// DeviceKind.Takes returns it.
+func (v *View) Beside(k *DeviceKind, takes []int64, tolerations []resourceapi.DeviceToleration,
+	nodes map[string]bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	for g := range k.available.used {
-		if g.Fits(asked) {
-			return true
+	for g := range k.available.some {
+		if len(g.Held) > 0 && k.Room(g.use, takes) && g.Whole.Admits(tolerations) {
+			nodes[g.Node] = true
 		}
 	}
-	return false
 }
 
 // leaves reports whether a GPU of the kind has something left of each capacity.

@@ -89,18 +89,11 @@ func (v *View) forget(name types.NamespacedName) {
 
 func wants(c *resourceapi.ResourceClaim) []want {
 	var all []want
-	for _, r := range c.Spec.Devices.Requests {
+	for _, alternatives := range Requests(&c.Spec) {
 		w := want{count: 1}
-		add := func(class string, count int64) {
+		for _, s := range alternatives {
 			// The API server accepts any count. A sum of such would disturb everybody's ranking.
-			w.classes = append(w.classes, class)
-			w.count = min(max(1, count), resourceapi.AllocationResultsMaxSize)
-		}
-		if r.Exactly != nil {
-			add(r.Exactly.DeviceClassName, r.Exactly.Count)
-		}
-		for _, sub := range r.FirstAvailable {
-			add(sub.DeviceClassName, sub.Count)
+			w.classes, w.count = append(w.classes, *s.Class), s.Devices()
 		}
 		w.classes = slices.Compact(slices.Sorted(slices.Values(w.classes)))
 		all = append(all, w)

@@ -26,6 +26,7 @@ type GPU struct {
 	open    bool        // it is published, and no taint keeps new claims away
 	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
 	idleOn  string      // the node where it is idle
+	layout  *Layout     // nil: it has no possible partitions
 }
 
 // unpublished reports whether nothing of the GPU is published.
@@ -140,11 +141,27 @@ func (g *GPU) size() (memory, multiprocessors int64) {
 	return memory, multiprocessors
 }
 
-// Tainted reports whether new pods do not get the GPU, or its largest partition if only partitions are published.
-func (g *GPU) Tainted() bool { return g.largest().Tainted }
+// Admits reports whether no taint keeps a new pod with these tolerations from the GPU, or from its largest partition if
+// only partitions are published.
+func (g *GPU) Admits(tolerations []resourceapi.DeviceToleration) bool {
+	return g.largest().Admits(tolerations)
+}
+
+// AdmitsPart reports the same of a possible partition of the GPU. One that is not known by itself has the taints of the
+// GPU.
+func (g *GPU) AdmitsPart(name string, tolerations []resourceapi.DeviceToleration) bool {
+	d := g.largest()
+	if i := slices.IndexFunc(g.Partitions, func(p *Device) bool { return p.Name == name }); i >= 0 {
+		d = g.Partitions[i]
+	}
+	return d.Admits(tolerations)
+}
 
 // Kept reports whether the GPU is tainted only because it is kept for somebody.
-func (g *GPU) Kept() bool { return g.largest().Kept }
+func (g *GPU) Kept() bool {
+	taints := g.largest().against
+	return taints != nil && !slices.ContainsFunc(*taints, func(t resourceapi.DeviceTaint) bool { return !Keeps(t) })
+}
 
 // largest returns the whole GPU, or what is published instead: its largest partition, or else the device for virtual
 // machines.

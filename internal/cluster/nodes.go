@@ -19,7 +19,9 @@ type NodeDevices struct {
 	Devices []NodeDevice
 	GPUs    []*GPU // in the order of their first devices
 
-	parts []nodeSlice // sorted
+	possible []*Device   // the first of each kind of possible partitions, and then of vGPUs
+	mig      int         // how many of these are partitions
+	parts    []nodeSlice // sorted
 }
 
 // NodeDevice is a device of a node.
@@ -72,7 +74,7 @@ func (v *View) dropFromNode(name string, devices []Device) {
 
 // order lists the devices of all slices.
 func (n *NodeDevices) order() {
-	n.Devices, n.GPUs = nil, nil
+	n.Devices, n.GPUs, n.possible, n.mig = nil, nil, nil, 0
 	index := map[*GPU]int{}
 	for _, s := range n.parts {
 		for i := range s.devices {
@@ -87,8 +89,28 @@ func (n *NodeDevices) order() {
 				n.GPUs = append(n.GPUs, d.gpu)
 			}
 			n.Devices = append(n.Devices, NodeDevice{d, at})
+			known := func(p *Device) bool { return p.Kind == d.Kind }
+			if d.Kind.isPart() && !d.Exists() && !slices.ContainsFunc(n.possible, known) {
+				n.possible = append(n.possible, d)
+				if d.Kind.Type() == gpu.TypeMIG {
+					n.mig++
+				}
+			}
 		}
 	}
+}
+
+// Possible returns the kind of the possible partition, or vGPU, at that place of the order in which the scheduler tries
+// them, by a device of it, and the GPU: partitions by kind, each of the last GPU first, and then the vGPUs of each GPU.
+// ok is false if there are no more.
+func (n *NodeDevices) Possible(place int) (like *Device, index int, ok bool) {
+	gpus, virtual := len(n.GPUs), len(n.possible)-n.mig
+	if partitions := gpus * n.mig; place < partitions {
+		return n.possible[place/gpus], gpus - 1 - place%gpus, true
+	} else if place -= partitions; place < gpus*virtual {
+		return n.possible[n.mig+place%virtual], place / virtual, true
+	}
+	return nil, 0, false
 }
 
 // Nodes calls yield for each of the nodes, with nil for one without devices of the driver. yield must not call the

@@ -83,36 +83,18 @@ func Since(claim *resourceapi.ResourceClaim) *metav1.Time {
 // The request is named as in allocation results. "": it asks for none, or for all.
 func Share(spec *resourceapi.ResourceClaimSpec, request string, d *resourceapi.Device) string {
 	var texts []string
-	requests := capacityOf(spec, request)
-	if requests == nil {
-		return ""
-	}
-	for _, name := range slices.Sorted(maps.Keys(requests.Requests)) {
-		amount := requests.Requests[name]
-		if has, ok := d.Capacity[name]; !ok || amount.Cmp(has.Value) < 0 {
-			texts = append(texts, fmt.Sprintf("%s %s", name, amount.String()))
-		}
-	}
-	return strings.Join(texts, ", ")
-}
-
-// capacityOf returns what the request, or the alternative of one, asks for.
-func capacityOf(spec *resourceapi.ResourceClaimSpec, request string) *resourceapi.CapacityRequirements {
-	name, alternative, _ := strings.Cut(request, "/")
-	for _, r := range spec.Devices.Requests {
-		if r.Name != name {
+	for _, s := range Subrequests(spec) {
+		if s.Name != request {
 			continue
 		}
-		if r.Exactly != nil {
-			return r.Exactly.Capacity
-		}
-		for _, sub := range r.FirstAvailable {
-			if sub.Name == alternative {
-				return sub.Capacity
+		for _, name := range slices.Sorted(maps.Keys(s.Asked())) {
+			amount := s.Asked()[name]
+			if has, ok := d.Capacity[name]; !ok || amount.Cmp(has.Value) < 0 {
+				texts = append(texts, fmt.Sprintf("%s %s", name, amount.String()))
 			}
 		}
 	}
-	return nil
+	return strings.Join(texts, ", ")
 }
 
 // IsStatic reports whether a file of its node creates the pod. The kubelet deletes others with this annotation. Anybody

@@ -122,6 +122,20 @@ func (v *View) AcceptsAll(ctx context.Context, k *DeviceKind, all []resourceapi.
 	})
 }
 
+// Accepted returns the kinds of devices that the subrequest accepts, as AcceptsAll does, and that have the capacities.
+func (v *View) Accepted(ctx context.Context, s Subrequest) (all []*DeviceKind) {
+	class, ok := v.Class(*s.Class)
+	if !ok {
+		return nil
+	}
+	for _, k := range v.Kinds() {
+		if k.Has(s.Asked()) && v.AcceptsAll(ctx, k, class.Spec.Selectors) && v.AcceptsAll(ctx, k, *s.Selectors) {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
 // Accepts reports whether the selector accepts devices of the kind, or may accept some of them by their identity, or is
 // too long to find out. The error is that of the scheduler.
 func (v *View) Accepts(ctx context.Context, k *DeviceKind, s resourceapi.DeviceSelector) (bool, error) {

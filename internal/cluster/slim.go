@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -19,7 +20,7 @@ var possible = []resourceapi.DeviceCounterConsumption{{}}
 // SlimSlice drops what the view does not need of a slice, to save memory. Devices of one kind share their attributes.
 // Of the possible partitions, which differ only in placement, it keeps one of each kind. It also keeps the largest one
 // of each GPU, if it has the largest profile of the model: it shows that the GPU exists and how large it is. A node
-// with eight GPUs publishes more than 200 possible partitions. A device whose taint evicts pods is kept, too.
+// with eight GPUs publishes more than 200 possible partitions. A device whose taint keeps pods away is kept, too.
 func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
 	slim.ManagedFields = nil
@@ -34,6 +35,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	largest := map[string]int{} // index of the device, by GPU
 	for i, d := range s.Spec.Devices {
 		kinds = append(kinds, v.intern(keys[i], &s.Spec.Devices[i]))
+		v.learn(kinds[i].Product(), &s.Spec.Devices[i])
 		name := gpu.ParentName(d.Name)
 		if at, ok := largest[name]; !ok || kinds[i].Capacity("memory") > kinds[at].Capacity("memory") {
 			largest[name] = i
@@ -44,7 +46,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		kind := kinds[i]
 		some := kind.isPart() && len(d.ConsumesCounters) > 0
 		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
-		if some && seen[kind] && !isLargest && !slices.ContainsFunc(d.Taints, Evicts) {
+		if some && seen[kind] && !isLargest && !slices.ContainsFunc(d.Taints, Prevents) {
 			continue
 		}
 		seen[kind] = true
@@ -84,24 +86,28 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	}
 	room := maxSelectors
 	for _, r := range c.Spec.Devices.Requests {
-		short := resourceapi.DeviceRequest{Name: r.Name}
-		if e := r.Exactly; e != nil {
-			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: e.DeviceClassName,
-				AllocationMode: e.AllocationMode, Count: e.Count, AdminAccess: e.AdminAccess, Capacity: e.Capacity,
-				Selectors: slimSelectors(e.Selectors, &room)}
+		if r.Exactly != nil {
+			r.Exactly = ptr.To(*r.Exactly)
 		}
-		for _, sub := range r.FirstAvailable {
-			short.FirstAvailable = append(short.FirstAvailable, resourceapi.DeviceSubRequest{
-				DeviceClassName: sub.DeviceClassName, AllocationMode: sub.AllocationMode, Count: sub.Count,
-				Capacity: sub.Capacity, Selectors: slimSelectors(sub.Selectors, &room)})
-		}
-		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, short)
+		r.FirstAvailable = slices.Clone(r.FirstAvailable)
+		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, r)
+	}
+	for _, s := range Subrequests(&slim.Spec) {
+		*s.Selectors, *s.Derived = slimSelectors(*s.Selectors, &room), nil
+		*s.Tolerations = slices.DeleteFunc(slices.Clone(*s.Tolerations), func(t resourceapi.DeviceToleration) bool {
+			room -= tolerationSize + len(t.Key) + len(t.Value)
+			return room < 0
+		})
 	}
 	return slim
 }
 
-// maxSelectors is how many bytes of selectors are kept of a pending claim. One with more is thought to accept more.
+// maxSelectors is how many bytes of selectors and tolerations are kept of a pending claim. One with more is thought to
+// accept more, and to tolerate less.
 const maxSelectors = 16 << 10
+
+// tolerationSize is the memory of a toleration without its texts, in bytes.
+const tolerationSize = 72
 
 // slimSelectors returns the selectors that Accepts evaluates, as far as there is room. Claims of one template share
 // their text.

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 )
 
@@ -67,13 +68,27 @@ func KeptFor(t resourceapi.DeviceTaint) string {
 // value is the UID of the pod.
 const PreemptionTaint = "gpu.nvidia.com/preemption"
 
+// WithoutTokens returns the spec without what it tolerates for one pod alone. While devices are kept for a pod, what is
+// found out for an equal one may so be wrong about these devices.
+func WithoutTokens(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
+	spec = *spec.DeepCopy()
+	for _, s := range Subrequests(&spec) {
+		*s.Tolerations = slices.DeleteFunc(*s.Tolerations, func(of resourceapi.DeviceToleration) bool {
+			return of.Key == PreemptionTaint
+		})
+	}
+	return spec
+}
+
 // Keeps reports whether the taint keeps a device for somebody: it does not say that the device is sick.
 func Keeps(t resourceapi.DeviceTaint) bool {
 	return KeptFor(t) != "" || t.Key == PreemptionTaint && Prevents(t)
 }
 
-// Prevents reports whether the taint keeps new pods away.
-func Prevents(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
+// Prevents reports whether the taint keeps new pods away. The scheduler ignores effects that it does not know.
+func Prevents(t resourceapi.DeviceTaint) bool {
+	return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || Evicts(t)
+}
 
 // Evicts reports whether the taint evicts pods that do not tolerate it.
 func Evicts(t resourceapi.DeviceTaint) bool {
@@ -109,7 +124,7 @@ func (v *View) replaceRule(name string, rule *resourceapi.DeviceTaintRule) {
 	for _, devices := range v.slices {
 		for i := range devices {
 			if d := &devices[i]; v.selects(before, d) || v.selects(rule, d) {
-				d.Tainted, d.Kept = v.tainted(d)
+				d.against = v.taints(d)
 				v.recount(d.gpu)
 			}
 		}
@@ -120,22 +135,40 @@ func (v *View) selects(rule *resourceapi.DeviceTaintRule, d *Device) bool {
 	return Selects(rule, v.driver, d.gpu.Pool, d.Name)
 }
 
-// tainted reports whether a taint of the device, or of a rule, keeps new pods away, and whether all that do keep it for
-// somebody. The caller holds v.mu.
-func (v *View) tainted(d *Device) (tainted, kept bool) {
-	kept = true
-	note := func(t resourceapi.DeviceTaint) {
-		if Prevents(t) {
-			tainted, kept = true, kept && Keeps(t)
-		}
-	}
-	for _, rule := range v.rules {
+// taints returns the taints of the device, and those of rules, that keep new pods away; nil: none. The caller holds
+// v.mu.
+func (v *View) taints(d *Device) *[]resourceapi.DeviceTaint {
+	var all []resourceapi.DeviceTaint
+	for _, rule := range v.rules { // which all prevent
 		if v.selects(rule, d) {
-			note(rule.Spec.Taint)
+			all = append(all, rule.Spec.Taint)
 		}
 	}
 	for _, t := range d.Taints {
-		note(t)
+		if Prevents(t) {
+			all = append(all, t)
+		}
 	}
-	return tainted, tainted && kept
+	if all == nil {
+		return nil
+	}
+	return &all
+}
+
+// Admits reports whether no taint keeps a new pod with these tolerations from the device.
+func (d *Device) Admits(tolerations []resourceapi.DeviceToleration) bool {
+	return d.against == nil || len(Untolerated(*d.against, tolerations)) == 0
+}
+
+// Untolerated returns the taints that keep a request away.
+func Untolerated(all []resourceapi.DeviceTaint,
+	tolerations []resourceapi.DeviceToleration) (some []resourceapi.DeviceTaint) {
+	for _, t := range all {
+		if Prevents(t) && !slices.ContainsFunc(tolerations, func(with resourceapi.DeviceToleration) bool {
+			return resourceclaim.ToleratesTaint(with, t)
+		}) {
+			some = append(some, t)
+		}
+	}
+	return some
 }

@@ -77,12 +77,12 @@ func TestTaintRules(t *testing.T) {
 		step.do()
 		var tainted []string
 		for g := range v.GPUs {
-			if g.Tainted() {
+			if !g.Admits(nil) {
 				tainted = append(tainted, g.Node+"/"+g.Name)
 			}
 		}
 		slices.Sort(tainted)
-		got := fmt.Sprintf("%s, %d available", strings.Join(tainted, " "), v.Available(kind, nil, 1, 100))
+		got := fmt.Sprintf("%s, %d available", strings.Join(tainted, " "), v.Available(kind, nil, nil, 1, 100))
 		want := fmt.Sprintf("%s, %d available", step.want, 4-len(strings.Fields(step.want)))
 		if got != want {
 			t.Errorf("%s: got %s, want %s", step.name, got, want)
@@ -101,7 +101,7 @@ func TestKept(t *testing.T) {
 	state := func() string {
 		var all []string
 		for g := range v.GPUs {
-			all = append(all, fmt.Sprintf("%s tainted=%t kept=%t", g.Name, g.Tainted(), g.Kept()))
+			all = append(all, fmt.Sprintf("%s tainted=%t kept=%t", g.Name, !g.Admits(nil), g.Kept()))
 		}
 		slices.Sort(all)
 		return strings.Join(all, ", ")

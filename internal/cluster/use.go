@@ -54,7 +54,7 @@ func (v *View) measure(g *GPU) {
 		g.use.Parts = min(whole, max(1, memory*whole/all))
 	}
 	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
-	g.open = !g.unpublished() && !g.Tainted()
+	g.open = !g.unpublished() && g.Admits(nil)
 }
 
 // published returns the memory of the GPU in bytes; 0: nothing of it is published.
@@ -68,10 +68,10 @@ func (g *GPU) published() int64 {
 // Use returns how much claims hold of the GPU.
 func (g *GPU) Use() Use { return g.use }
 
-// Idle returns how many thousandths of the GPU new claims can get: none if a taint keeps them away. Of a shared GPU it
-// is what is left of the scarcest capacity.
-func (g *GPU) Idle(u Use) int64 {
-	if u.Whole || !g.open {
+// Idle returns how many thousandths of the GPU new claims with these tolerations can get: none if a taint keeps them
+// away. Of a shared GPU it is what is left of the scarcest capacity.
+func (g *GPU) Idle(u Use, tolerations []resourceapi.DeviceToleration) int64 {
+	if u.Whole || !g.open && (g.unpublished() || !g.Admits(tolerations)) {
 		return 0
 	}
 	idle := whole - u.Parts
@@ -125,10 +125,4 @@ func (k *DeviceKind) Room(u Use, takes []int64) bool {
 		}
 	}
 	return true
-}
-
-// Fits reports whether the whole GPU can serve another request for these capacities now.
-func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
-	return g.Whole != nil && !g.Whole.Tainted && g.Whole.Kind.Has(asked) &&
-		g.Whole.Kind.Room(g.use, g.Whole.Kind.Takes(asked))
 }

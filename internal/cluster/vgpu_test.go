@@ -37,13 +37,13 @@ func TestVGPUs(t *testing.T) {
 	for g, held := range v.GPUs {
 		switch {
 		case g.Name != "gpu-3d-00-0":
-			if idle := g.Idle(g.Use()); idle != 1000 || len(held) > 0 {
+			if idle := g.Idle(g.Use(), nil); idle != 1000 || len(held) > 0 {
 				t.Errorf("%s: idle %d, held %v", g.Name, idle, held)
 			}
 		case len(held) != 1 || held[0].Profile != "A16-4Q" || held[0].Memory != 4<<30:
 			t.Errorf("%s: held %+v", g.Name, held)
 		default:
-			if idle := g.Idle(g.Use()); idle < 700 || idle > 750 { // 4096 of 15356 MiB are held
+			if idle := g.Idle(g.Use(), nil); idle < 700 || idle > 750 { // 4096 of 15356 MiB are held
 				t.Errorf("%s: idle %d", g.Name, idle)
 			}
 		}

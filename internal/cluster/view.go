@@ -51,6 +51,7 @@ type View struct {
 
 	partitions map[partitionKind]*DeviceKind // the last one published of each
 	largest    map[string]int64              // memory of the largest partition of each model
+	layouts    map[string]*Layout            // of the GPUs of each model that have possible partitions
 }
 
 // gpuID identifies a physical GPU.
@@ -63,8 +64,7 @@ type partitionKind struct{ product, profile string }
 type Device struct {
 	*resourceapi.Device // as published
 	Kind                *DeviceKind
-	Tainted             bool // for new pods, by the plugin or by a rule
-	Kept                bool // it is tainted only because it is kept for somebody
+	against             *[]resourceapi.DeviceTaint // that keep new pods away, by the plugin or by a rule; nil: none
 	gpu                 *GPU
 	node                string
 }
@@ -87,6 +87,7 @@ func New(driver string) *View {
 		waiting: map[string]map[int64]int64{},
 		rules:   map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
 		ours: map[string]bool{}, partitions: map[partitionKind]*DeviceKind{}, largest: map[string]int64{},
+		layouts: map[string]*Layout{},
 	}
 }
 
@@ -108,7 +109,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		d, published := &all[i], &s.Spec.Devices[i]
 		*d = Device{Device: published, Kind: v.intern(keys[i], published),
 			gpu: v.gpu(s.Spec.Pool.Name, published.Name)}
-		d.Tainted, d.Kept = v.tainted(d)
+		d.against = v.taints(d)
 		if d.Kind.count++; d.Kind.count == 1 {
 			v.sorted.Store(nil)
 		}
@@ -118,6 +119,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 			v.recount(d.gpu)
 		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
+			d.gpu.layout = v.layouts[d.Kind.Product()]
 			v.measure(d.gpu)
 		case gpu.TypeVFIO:
 			d.gpu.VM, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")

@@ -4,6 +4,7 @@ package cluster_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func text(v *cluster.View) string {
 		}
 		slices.Sort(holders)
 		line := fmt.Sprintf("%s %s %s [%s]", g.Node, g.Name, g.Whole.Kind, strings.Join(holders, ", "))
-		if g.Tainted() {
+		if !g.Admits(nil) {
 			line += " tainted"
 		}
 		lines = append(lines, line)
@@ -258,14 +259,14 @@ func TestFits(t *testing.T) {
 				what, amount, _ := strings.Cut(text, "=")
 				asked[resourceapi.QualifiedName(what)] = resource.MustParse(amount)
 			}
-			var fits []bool
+			var serves []bool
 			for g := range v.GPUs {
 				if g.Name == "gpu-3b-00-0" {
-					fits = append(fits, g.Fits(asked))
+					serves = append(serves, fits(g, asked, nil))
 				}
 			}
-			if !slices.Equal(fits, []bool{tc.want}) {
-				t.Errorf("got %t, want %t", fits, tc.want)
+			if !slices.Equal(serves, []bool{tc.want}) {
+				t.Errorf("got %t, want %t", serves, tc.want)
 			}
 		})
 	}
@@ -326,35 +327,46 @@ func TestAvailable(t *testing.T) {
 			v.SetSlice(v.SlimSlice(slice))
 		}
 		for _, k := range v.Kinds() {
+			if k.Type() != gpu.TypeGPU {
+				continue
+			}
 			for _, want := range asked {
-				for count := range int64(2) {
-					count++
-					free := map[string]int64{}
+				for i := range 4 {
+					count, tolerations := int64(1+i%2), [][]resourceapi.DeviceToleration{nil, {{Key: "k",
+						Operator: resourceapi.DeviceTolerationOpExists}}}[i/2]
+					free, beside, nodes := map[string]int64{}, map[string]bool{}, map[string]bool{}
 					for g := range v.GPUs {
-						if g.Whole.Kind == k && g.Fits(want) {
+						if g.Whole.Kind == k && fits(g, want, tolerations) {
 							free[g.Node]++
+							if len(g.Held) > 0 {
+								beside[g.Node] = true
+							}
 						}
 					}
 					var devices int64
 					for _, n := range free {
 						devices += n / count * count
 					}
-					beside := false
-					for g := range v.GPUs {
-						beside = beside || g.Whole.Kind == k && len(g.Held) > 0 && g.Fits(want)
-					}
-					if got := v.FitsBeside(k, want); k.Type() == gpu.TypeGPU && got != beside {
-						t.Fatalf("step %d: %s for %v beside others: got %t, want %t\n%s", step, k, want, got, beside,
+					v.Beside(k, k.Takes(want), tolerations, nodes)
+					if k.Has(want) && !maps.Equal(nodes, beside) {
+						t.Fatalf("step %d: %s for %v beside others: got %v, want %v\n%s", step, k, want, nodes, beside,
 							text(v))
 					}
-					if got := v.Available(k, want, count, 100); k.Type() == gpu.TypeGPU && got != devices {
-						t.Fatalf("step %d: %s for %v by %d: got %d, want %d\n%s", step, k, want, count, got, devices,
-							text(v))
+					if got := v.Available(k, want, tolerations, count, 100); got != devices {
+						t.Fatalf("step %d: %s for %v by %d, tolerating %v: got %d, want %d\n%s", step, k, want, count,
+							tolerations, got, devices, text(v))
 					}
 				}
 			}
 		}
 	}
+}
+
+// fits reports whether the whole GPU can serve another request for these capacities now.
+func fits(g *cluster.GPU, asked map[resourceapi.QualifiedName]resource.Quantity,
+	tolerations []resourceapi.DeviceToleration) bool {
+	return g.Whole != nil && g.Admits(tolerations) && g.Whole.Kind.Has(asked) &&
+		g.Whole.Kind.Room(g.Use(), g.Whole.Kind.Takes(asked))
 }
 
 // The view of a cluster with 641,000 devices is full in a few seconds: each device costs some microseconds.

@@ -72,7 +72,7 @@ func TestGPUForVirtualMachines(t *testing.T) {
 func vmText(v *cluster.View) string {
 	var lines []string
 	for g, held := range v.GPUs {
-		line := fmt.Sprintf("%s: idle %d", g.Name[len("gpu-"):len("gpu-38")], g.Idle(g.Use()))
+		line := fmt.Sprintf("%s: idle %d", g.Name[len("gpu-"):len("gpu-38")], g.Idle(g.Use(), nil))
 		for _, h := range held {
 			line += fmt.Sprintf(" %s %s %d%%", h.Claim.Name, resource.NewQuantity(h.Memory, resource.BinarySI), h.Cores)
 		}
@@ -82,7 +82,7 @@ func vmText(v *cluster.View) string {
 	available, ofNode := int64(0), 0
 	for _, k := range v.Kinds() {
 		if k.Type() == gpu.TypeGPU {
-			available += v.Available(k, nil, 1, 100)
+			available += v.Available(k, nil, nil, 1, 100)
 		}
 	}
 	v.Nodes([]string{"n"}, func(_ int, devices *cluster.NodeDevices) { ofNode = len(devices.GPUs) })

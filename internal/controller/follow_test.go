@@ -40,7 +40,7 @@ func TestFollowTaintRules(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	tainted := func() (n int) {
 		for g := range v.GPUs {
-			if g.Tainted() {
+			if !g.Admits(nil) {
 				n++
 			}
 		}

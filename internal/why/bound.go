@@ -7,10 +7,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // boundedFrom is the least number of devices for which a bound is computed before the allocator is asked. For fewer,
@@ -19,20 +19,20 @@ const boundedFrom = 8
 
 // tooMany reports whether a request, or all requests together, ask for more devices than the group can give. The
 // allocator would try every set of devices before it says so. Where it could return an error, tooMany is false.
-func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, state structured.AllocatedState) bool {
-	var all []subrequest
-	requests := map[*resourceapi.DeviceRequest][]subrequest{}
+func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, held fit.Held) bool {
+	var all []cluster.Subrequest
+	requests := map[*resourceapi.DeviceRequest][]cluster.Subrequest{}
 	for _, claim := range claims {
 		total := int64(0)
-		for _, p := range subrequestsOf(claim) {
-			if p.all() || p.admin || *p.capacity != nil || q.classes[*p.class] == nil {
+		for _, p := range cluster.Subrequests(&claim.Spec) {
+			if p.All() || p.Admin || *p.Capacity != nil || q.classes[*p.Class] == nil {
 				return false
 			}
-			total += min(*p.count, resourceapi.AllocationResultsMaxSize+1)
+			total += min(*p.Count, resourceapi.AllocationResultsMaxSize+1)
 			if total > resourceapi.AllocationResultsMaxSize {
 				return false // the allocator says so at once; and no sum overflows
 			}
-			request := &claim.Spec.Devices.Requests[p.request]
+			request := &claim.Spec.Devices.Requests[p.Request]
 			all, requests[request] = append(all, p), append(requests[request], p)
 		}
 	}
@@ -43,23 +43,23 @@ func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, st
 	if wanted < boundedFrom {
 		return false
 	}
-	most, err := q.most(s, state, all...) // also finds the errors
+	most, err := q.most(s, held, all...) // also finds the errors
 	found := most < wanted
 	for _, alternatives := range requests {
 		if found || err != nil {
 			break
 		}
-		most, err = q.most(s, state, alternatives...)
+		most, err = q.most(s, held, alternatives...)
 		found = most < least(alternatives)
 	}
 	return found && err == nil
 }
 
 // least returns how many devices a request with these alternatives needs at least.
-func least(alternatives []subrequest) int64 {
-	n := *alternatives[0].count
+func least(alternatives []cluster.Subrequest) int64 {
+	n := *alternatives[0].Count
 	for _, p := range alternatives {
-		n = min(n, *p.count)
+		n = min(n, *p.Count)
 	}
 	return n
 }
@@ -72,7 +72,7 @@ type counterSetID struct {
 
 // most returns a bound for the number of devices that the subrequests together get on the group. It counts devices that
 // match one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
-func (q *question) most(s *nodeGroup, state structured.AllocatedState, parts ...subrequest) (int64, error) {
+func (q *question) most(s *nodeGroup, held fit.Held, parts ...cluster.Subrequest) (int64, error) {
 	total, left := int64(0), map[counterSetID]quantitiesByName{}
 	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
 	current := cluster.Current(s.slices)
@@ -87,8 +87,8 @@ func (q *question) most(s *nodeGroup, state structured.AllocatedState, parts ...
 	for _, slice := range current {
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
-			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
-			if structured.IsDeviceAllocated(id, &state) {
+			some, all := held.Any(fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name))
+			if some {
 				for _, use := range d.ConsumesCounters {
 					left[counterSetID{cluster.PoolOf(slice), use.CounterSet}].subtract(use.Counters)
 				}
@@ -102,12 +102,12 @@ func (q *question) most(s *nodeGroup, state structured.AllocatedState, parts ...
 				if err != nil {
 					return 0, err
 				}
-				if ok && len(untolerated(d.Taints, *p.tolerate)) == 0 {
+				if ok && len(cluster.Untolerated(d.Taints, *p.Tolerations)) == 0 {
 					matching++
 				}
 			}
 			switch {
-			case matching == 0 || !q.near(s, slice, d) || state.AllocatedDevices.Has(id):
+			case matching == 0 || !fit.Near(s.node, slice, d) || all:
 			case ptr.Deref(d.AllowMultipleAllocations, false):
 				total += matching // requests may share the device, and what it takes of counters
 			case len(d.ConsumesCounters) == 0:
@@ -125,8 +125,9 @@ func (q *question) most(s *nodeGroup, state structured.AllocatedState, parts ...
 }
 
 // matches reports whether the device meets the selectors of the subrequest and of its class.
-func (q *question) matches(p subrequest, slice *resourceapi.ResourceSlice, d *resourceapi.Device) (bool, error) {
-	for _, selector := range slices.Concat(q.classes[*p.class].Spec.Selectors, *p.selectors) {
+func (q *question) matches(p cluster.Subrequest, slice *resourceapi.ResourceSlice,
+	d *resourceapi.Device) (bool, error) {
+	for _, selector := range slices.Concat(q.classes[*p.Class].Spec.Selectors, *p.Selectors) {
 		program := q.compiled.GetOrCompile(expressionOf(selector))
 		if ok, err := meets(q.ctx, slice.Spec.Driver, d, program); !ok || err != nil {
 			return false, err

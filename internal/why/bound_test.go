@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -123,18 +124,18 @@ func TestMostIsBound(t *testing.T) {
 		s := randomFleet(t, r)
 		fill(t, r, s)
 		c := claim(t, "c", requests("[{name: r, exactly: {"+randomRequest(r, false)+"}}]"))
-		p := subrequestsOf(c)[0]
-		if p.all() || *p.capacity != nil {
+		p := cluster.Subrequests(&c.Spec)[0]
+		if p.All() || *p.Capacity != nil {
 			continue
 		}
 		q := newQuestion(t.Context(), newIndex(s), &workload{claims: append(s.Claims[:0:0], c),
 			origins: make([]origin, 1)})
 		for _, at := range q.groups {
-			most, err := q.most(at, at.state, p)
+			most, err := q.most(at, at.held, p)
 			if err != nil {
 				continue
 			}
-			*p.count = most + 1
+			*p.Count = most + 1
 			one := *s
 			one.Nodes = append(s.Nodes[:0:0], at.node)
 			if on, _, err := judge(t, &one, nil, c); err == nil && on != "" {

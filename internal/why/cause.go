@@ -63,8 +63,8 @@ func (q *question) compareAll() (map[requestID][]candidate, error) {
 	}
 	all, left := map[requestID][]candidate{}, maxCandidates
 	for i, claim := range q.w.claims {
-		for j, p := range subrequestsOf(claim) {
-			if q.classes[*p.class] == nil {
+		for j, p := range cluster.Subrequests(&claim.Spec) {
+			if q.classes[*p.Class] == nil {
 				continue
 			}
 			of, err := q.compare(i, j, groups, left)
@@ -99,10 +99,10 @@ func once(candidates []candidate) []candidate {
 func (e *explanation) requests() []RequestLosses {
 	var all []RequestLosses
 	for i, claim := range e.w.claims {
-		for j, p := range subrequestsOf(claim) {
-			r := RequestLosses{Claim: claim.Name, Request: p.name}
-			if !p.all() {
-				r.Wanted = *p.count
+		for j, p := range cluster.Subrequests(&claim.Spec) {
+			r := RequestLosses{Claim: claim.Name, Request: p.Name}
+			if !p.All() {
+				r.Wanted = *p.Count
 			}
 			onGroup, losses, nodes := map[*nodeGroup]int{}, map[reason]*Loss{}, map[reason]map[*nodeGroup]bool{}
 			for _, f := range once(e.candidates[requestID{i, j}]) {
@@ -215,8 +215,8 @@ func devicesOf(claim *resourceapi.ResourceClaim) []string {
 // cause says in one sentence why the workload does not fit.
 func (e *explanation) cause(problem error) string {
 	for i, claim := range e.w.claims {
-		for _, p := range subrequestsOf(claim) {
-			if e.classes[*p.class] == nil {
+		for _, p := range cluster.Subrequests(&claim.Spec) {
+			if e.classes[*p.Class] == nil {
 				return e.missingClass(p, e.w.origins[i])
 			}
 		}
@@ -324,8 +324,8 @@ func (e *explanation) onlyRequest(claim, request int, count int64) *workload {
 	one.Spec.Devices.Constraints = nil
 	w.claims, w.origins = w.claims[claim:claim+1], w.origins[claim:claim+1]
 	if count > 0 {
-		for _, p := range subrequestsOf(one) {
-			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
+		for _, p := range cluster.Subrequests(&one.Spec) {
+			*p.Mode, *p.Count = resourceapi.DeviceAllocationModeExactCount, count
 		}
 	}
 	return w
@@ -334,8 +334,8 @@ func (e *explanation) onlyRequest(claim, request int, count int64) *workload {
 // requestCause says why a request does not fit, even alone.
 func (e *explanation) requestCause(claim, request int) string {
 	var texts []string
-	for j, p := range subrequestsOf(e.w.claims[claim]) {
-		if p.request != request || p.sub >= 0 && matchesNothing(*p.selectors) {
+	for j, p := range cluster.Subrequests(&e.w.claims[claim].Spec) {
+		if p.Request != request || p.Alternative >= 0 && p.MatchesNothing() {
 			continue
 		}
 		text := e.subrequestCause(p, once(e.candidates[requestID{claim, j}]))
@@ -354,7 +354,7 @@ func (e *explanation) requestCause(claim, request int) string {
 }
 
 // subrequestCause says why a subrequest does not get its devices.
-func (e *explanation) subrequestCause(p subrequest, candidates []candidate) string {
+func (e *explanation) subrequestCause(p cluster.Subrequest, candidates []candidate) string {
 	count := map[reason]int{}
 	ofClass, left := 0, 0
 	perGroup, onNode, total := map[*nodeGroup]int64{}, map[*nodeGroup]int64{}, int64(0)
@@ -375,36 +375,36 @@ func (e *explanation) subrequestCause(p subrequest, candidates []candidate) stri
 		count[f.reasons[0]] += f.nodesOf()
 	}
 	if ofClass == 0 {
-		return "no node has a device of class " + *p.class + e.classHint(*p.class)
+		return "no node has a device of class " + *p.Class + e.classHint(*p.Class)
 	}
 	reasons := slices.SortedFunc(maps.Keys(count), func(a, b reason) int {
 		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))
 	})
-	if free := slices.Max(append(slices.Collect(maps.Values(perGroup)), 0)); free < total && total < *p.count {
+	if free := slices.Max(append(slices.Collect(maps.Values(perGroup)), 0)); free < total && total < *p.Count {
 		return fmt.Sprintf("it wants %d devices of one node, and no node has more than %d, or more than %d free",
-			*p.count, total, free)
+			*p.Count, total, free)
 	}
 	if left > 0 {
-		if p.all() {
+		if p.All() {
 			return "it wants all devices that match, and on no node can it have all; " + lossTexts(reasons, count)
 		}
 		most := int64(0)
 		for s, n := range perGroup {
-			if bound, err := e.most(s, s.state, p); err == nil {
+			if bound, err := e.most(s, s.held, p); err == nil {
 				n = min(n, bound) // partitions exclude each other
 			}
 			most = max(most, n)
 		}
-		text := fmt.Sprintf("it wants %d devices of one node, and no node has more than %d for it", *p.count, most)
+		text := fmt.Sprintf("it wants %d devices of one node, and no node has more than %d for it", *p.Count, most)
 		if len(reasons) > 0 {
 			text += "; of the others, " + lossTexts(reasons, count)
 		}
 		return text
 	}
 	if len(reasons) == 1 {
-		return singleLoss(reasons[0], ofClass, *p.class)
+		return singleLoss(reasons[0], ofClass, *p.Class)
 	}
-	return fmt.Sprintf("none of the %d devices of class %s is left: %s", ofClass, *p.class, lossTexts(reasons, count))
+	return fmt.Sprintf("none of the %d devices of class %s is left: %s", ofClass, *p.Class, lossTexts(reasons, count))
 }
 
 // singleLoss says what excludes all devices.

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
@@ -100,7 +100,7 @@ func (ps *proposals) claimChanges(claim int) []*change {
 		return ps.extendedChanges(claim)
 	}
 	var all []*change
-	for i := range subrequestsOf(ps.w.claims[claim]) {
+	for i := range cluster.Subrequests(&ps.w.claims[claim].Spec) {
 		of := ps.candidates[requestID{claim, i}]
 		corrections := ps.corrections(claim, i, of)
 		all = slices.Concat(all, corrections, slices.DeleteFunc(ps.clauseChanges(claim, i, of), func(c *change) bool {
@@ -137,20 +137,20 @@ func (ps *proposals) extendedChanges(claim int) []*change {
 }
 
 func (ps *proposals) clauseChanges(claim, number int, candidates []candidate) []*change {
-	p := subrequestsOf(ps.w.claims[claim])[number]
+	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
 	var all []*change
-	for k := range *p.selectors {
+	for k := range *p.Selectors {
 		ref := selectorRef{requestID{claim, number}, k}
 		for n, c := range ps.w.clauses[ref] {
 			at := func(kind ChangeKind, levels int, text func(int) string, clause func(int) string) {
-				all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.name,
+				all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.Name,
 					target: ref.clause(n), levels: levels, text: text,
 					apply: func(w *workload, level int) { w.setClause(ref, n, clause(level)) }})
-				if p.all() && levels > 1 {
+				if p.All() && levels > 1 {
 					all[len(all)-1].try = upTo(levels)
 				}
 			}
-			if c.text == "true" || c.text == never && p.sub >= 0 {
+			if c.text == "true" || c.text == never && p.Alternative >= 0 {
 				continue
 			}
 			if slices.ContainsFunc(candidates, func(f candidate) bool {
@@ -197,7 +197,7 @@ type quantities = map[resourceapi.QualifiedName]resource.Quantity
 
 // capacityChanges lowers what the request asks of a capacity, down to what devices give at least, or removes it.
 func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) []*change {
-	p := subrequestsOf(ps.w.claims[claim])[number]
+	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
 	names := map[resourceapi.QualifiedName]bool{}
 	for _, f := range candidates {
 		if f.device.AllowMultipleAllocations == nil || !*f.device.AllowMultipleAllocations || !f.ofClass() {
@@ -207,8 +207,8 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 			names[name] = names[name] || c.RequestPolicy != nil
 		}
 	}
-	if *p.capacity != nil {
-		for name := range (*p.capacity).Requests {
+	if *p.Capacity != nil {
+		for name := range (*p.Capacity).Requests {
 			names[name] = true
 		}
 	}
@@ -219,16 +219,16 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 		}
 		of := target{field: "capacity", request: requestID{claim, number}, name: string(name)}
 		change := func(kind ChangeKind, levels int, text func(int) string, set func(all quantities, level int)) {
-			all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.name, target: of,
+			all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.Name, target: of,
 				levels: levels, text: text, apply: func(w *workload, level int) {
-					part := subrequestsOf(w.claims[claim])[number]
-					if *part.capacity == nil {
-						*part.capacity = &resourceapi.CapacityRequirements{}
+					part := cluster.Subrequests(&w.claims[claim].Spec)[number]
+					if *part.Capacity == nil {
+						*part.Capacity = &resourceapi.CapacityRequirements{}
 					}
-					if (*part.capacity).Requests == nil {
-						(*part.capacity).Requests = quantities{}
+					if (*part.Capacity).Requests == nil {
+						(*part.Capacity).Requests = quantities{}
 					}
-					set((*part.capacity).Requests, level)
+					set((*part.Capacity).Requests, level)
 				}})
 		}
 		now := quantityOf(p, name)
@@ -238,12 +238,12 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 			change(DropCapacity, 1, one(fmt.Sprintf("remove capacity.requests.%s", name)),
 				func(all quantities, _ int) { delete(all, name) })
 		}
-		if levels, amount := amounts(name, now, candidates); levels > 0 && (now != nil || !p.all()) {
+		if levels, amount := amounts(name, now, candidates); levels > 0 && (now != nil || !p.All()) {
 			change(LowerCapacity, levels, func(level int) string {
 				a := amount(level)
 				return fmt.Sprintf("ask for %s %s %s (capacity.requests.%s)", a.String(), name, instead, name)
 			}, func(all quantities, level int) { all[name] = amount(level) })
-			if p.all() {
+			if p.All() {
 				all[len(all)-1].try = levelsAt(name, levels, amount, candidates)
 			}
 		}
@@ -306,8 +306,8 @@ func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resou
 			continue
 		}
 		left := c.Value.DeepCopy()
-		if used := f.group.state.AggregatedCapacity[structured.MakeDeviceID(f.slice.Spec.Driver, f.slice.Spec.Pool.Name,
-			f.device.Name)][name]; used != nil {
+		if used := f.group.held.Capacity(fit.NameOf(f.slice.Spec.Driver, f.slice.Spec.Pool.Name, f.device.Name),
+			name); used != nil {
 			left.Sub(*used)
 		}
 		for _, value := range []resource.Quantity{c.Value, left} {
@@ -333,9 +333,9 @@ func upTo(n int) []int {
 }
 
 func (ps *proposals) countChanges(claim, number int, candidates []candidate) []*change {
-	p := subrequestsOf(ps.w.claims[claim])[number]
-	most, instead := *p.count-1, fmt.Sprintf("instead of %d", *p.count)
-	if p.all() {
+	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
+	most, instead := *p.Count-1, fmt.Sprintf("instead of %d", *p.Count)
+	if p.All() {
 		onNode := map[*nodeGroup]int64{}
 		for _, f := range candidates {
 			if f.ofClass() {
@@ -349,11 +349,11 @@ func (ps *proposals) countChanges(claim, number int, candidates []candidate) []*
 	if most < 1 {
 		return nil
 	}
-	return []*change{lowerCount(ps.w.origins[claim].object, p.name, target{field: "count", request: requestID{claim,
+	return []*change{lowerCount(ps.w.origins[claim].object, p.Name, target{field: "count", request: requestID{claim,
 		number}}, instead,
 		most, func(w *workload, count int64) {
-			p := subrequestsOf(w.claims[claim])[number]
-			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
+			p := cluster.Subrequests(&w.claims[claim].Spec)[number]
+			*p.Mode, *p.Count = resourceapi.DeviceAllocationModeExactCount, count
 		})}
 }
 
@@ -368,7 +368,7 @@ func lowerCount(in, request string, of target, instead string, most int64, set f
 }
 
 func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*change {
-	name := subrequestsOf(ps.w.claims[claim])[number].name
+	name := cluster.Subrequests(&ps.w.claims[claim].Spec)[number].Name
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
 		if f.ofClass() {
@@ -389,8 +389,8 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 			target: target{field: "taint", request: requestID{claim, number}, name: text}, levels: 1,
 			text: one("tolerate the taint " + text + " of the device, if who set it agrees"),
 			apply: func(w *workload, _ int) {
-				p := subrequestsOf(w.claims[claim])[number]
-				*p.tolerate = append(*p.tolerate, with)
+				p := cluster.Subrequests(&w.claims[claim].Spec)[number]
+				*p.Tolerations = append(*p.Tolerations, with)
 			}})
 	}
 	return all
@@ -398,16 +398,16 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 
 // classChanges offers other classes for one that does not exist, or that has no device.
 func (ps *proposals) classChanges(claim, number int, candidates []candidate) []*change {
-	p := subrequestsOf(ps.w.claims[claim])[number]
-	if ps.classes[*p.class] != nil && slices.ContainsFunc(candidates, candidate.ofClass) {
+	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
+	if ps.classes[*p.Class] != nil && slices.ContainsFunc(candidates, candidate.ofClass) {
 		return nil
 	}
 	var all []*change
-	for _, name := range ps.otherClasses(*p.class) {
-		all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.name,
+	for _, name := range ps.otherClasses(*p.Class) {
+		all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.Name,
 			target: target{field: "class", request: requestID{claim, number}}, levels: 1,
 			text:  one("use the class " + name),
-			apply: func(w *workload, _ int) { *subrequestsOf(w.claims[claim])[number].class = name }})
+			apply: func(w *workload, _ int) { *cluster.Subrequests(&w.claims[claim].Spec)[number].Class = name }})
 	}
 	return all
 }

@@ -15,9 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -172,7 +172,7 @@ func (d *defragmenter) addGPUs() {
 			node := nodes[cluster.PoolID{Driver: driver, Pool: of.Pool}]
 			g := &physicalGPU{PhysicalGPU: PhysicalGPU{driver, node, of.Pool, of.Name}, memory: of.Memory(),
 				holders: slices.Clone(held), whole: of.Whole != nil && !of.Whole.Kind.SharedOnly(),
-				excluded: of.Tainted() || !takesPods(d.nodeNamed[node])}
+				excluded: !of.Admits(nil) || !takesPods(d.nodeNamed[node])}
 			for _, h := range held {
 				g.held += h.Memory
 			}
@@ -464,9 +464,9 @@ func (t *trial) on(m *mover, node string, only *physicalGPU) (*placement, error)
 	}
 	s := t.groupOf(t.d.nodeNamed[node])
 	s.holders = append(s.holders, t.placed...)
-	s.state = stateOf(s.holders, t.ended)
+	s.held = fit.HeldBy(s.holders, t.ended)
 	for i, slice := range s.slices {
-		s.slices[i] = t.masked(slice, &s.state, only)
+		s.slices[i] = t.masked(slice, s.held, only)
 	}
 	found, ok, err := t.fitsOn(m.w, s)
 	switch {
@@ -483,15 +483,14 @@ func (t *trial) on(m *mover, node string, only *physicalGPU) (*placement, error)
 
 // masked returns the slice without the devices that replacements must not get. Those that claims hold have a taint
 // instead, because they use counters.
-func (t *trial) masked(s *resourceapi.ResourceSlice, held *structured.AllocatedState,
+func (t *trial) masked(s *resourceapi.ResourceSlice, held fit.Held,
 	only *physicalGPU) *resourceapi.ResourceSlice {
 	masked := *s
 	masked.Spec.Devices = nil
 	for _, device := range s.Spec.Devices {
 		g := t.d.gpu(s.Spec.Driver, s.Spec.Pool.Name, device.Name)
 		if g != nil && (t.closed(g) || only != nil && g != only) {
-			id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, device.Name)
-			if !structured.IsDeviceAllocated(id, held) {
+			if some, _ := held.Any(fit.NameOf(s.Spec.Driver, s.Spec.Pool.Name, device.Name)); !some {
 				continue
 			}
 			device.Taints = []resourceapi.DeviceTaint{DefragTaint}
@@ -510,10 +509,10 @@ func (t *trial) keep() []resourceapi.DeviceTaintSelector {
 			open[cluster.PoolID{Driver: g.Driver, Pool: g.Pool}] = true
 		}
 	}
-	parts := map[string]subrequest{} // different ones
+	parts := map[string]cluster.Subrequest{} // different ones
 	for _, m := range t.movers {
 		for i, claim := range m.w.claims {
-			for j, part := range subrequestsOf(claim) {
+			for j, part := range cluster.Subrequests(&claim.Spec) {
 				parts[fmt.Sprint(m.key, i, " ", j)] = part
 			}
 		}

@@ -179,11 +179,11 @@ func (d *defragmenter) replace(m *mover) string {
 		return what[0] + " not considered, so the new pod might not fit elsewhere"
 	}
 	for _, claim := range w.claims {
-		for _, p := range subrequestsOf(claim) {
+		for _, p := range cluster.Subrequests(&claim.Spec) {
 			switch {
-			case p.all():
+			case p.All():
 				return "it asks for all devices of a node"
-			case len(untolerated([]resourceapi.DeviceTaint{DefragTaint}, *p.tolerate)) == 0:
+			case len(cluster.Untolerated([]resourceapi.DeviceTaint{DefragTaint}, *p.Tolerations)) == 0:
 				return "a claim of it tolerates every taint, so the new pod may get the same devices"
 			}
 		}

@@ -5,12 +5,13 @@ package why
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // placeholder stands for a name. No text of the API server has it.
@@ -47,7 +48,8 @@ func (w *workload) anonymous(subject string) (anonymous *workload, as, key strin
 		case "Pod " + w.namespace() + "/" + pairs[1]:
 			o.object = "Pod " + w.namespace() + "/" + pairs[0]
 		}
-		a.claims, a.origins, specs = append(a.claims, c), append(a.origins, o), append(specs, withoutTokens(claim.Spec))
+		a.claims, a.origins = append(a.claims, c), append(a.origins, o)
+		specs = append(specs, cluster.WithoutTokens(claim.Spec))
 	}
 	var allocated []any
 	for _, claim := range w.allocated {
@@ -59,18 +61,6 @@ func (w *workload) anonymous(subject string) (anonymous *workload, as, key strin
 	}
 	as = strings.TrimSuffix(subject, pairs[1]) + pairs[0]
 	return &a, as, fmt.Sprintf("%s %s %+v", as, text, a.origins), strings.NewReplacer(inJSON(pairs)...)
-}
-
-// withoutTokens returns the spec without what it tolerates for one pod alone. While devices are kept for a pod, the
-// answer about an equal one may so be wrong about these devices.
-func withoutTokens(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
-	c := (&resourceapi.ResourceClaim{Spec: spec}).DeepCopy()
-	for _, p := range subrequestsOf(c) {
-		*p.tolerate = slices.DeleteFunc(*p.tolerate, func(of resourceapi.DeviceToleration) bool {
-			return of.Key == PreemptionToken("").Key
-		})
-	}
-	return c.Spec
 }
 
 // inJSON returns the texts as they are within strings of JSON. A name in a manifest may not be rendered yet, and have

@@ -36,7 +36,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	for _, claim := range m.Claims {
 		claim = claim.DeepCopy()
 		claim.Status = resourceapi.ResourceClaimStatus{}
-		setDefaults(&claim.Spec)
+		cluster.SetDefaults(&claim.Spec)
 		with.Claims = replace(with.Claims, claim)
 	}
 	for _, template := range m.Templates {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -97,11 +98,13 @@ func judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims .
 			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 		}
 	}
-	classes := classLister{}
+	classes := fit.Classes{}
 	for _, c := range s.Classes {
 		classes[c.Name] = c
 	}
-	allocator, err := structured.NewAllocator(t.Context(), features, state, classes, s.Slices, compiled)
+	allocator, err := structured.NewAllocator(t.Context(), structured.Features{AdminAccess: true, PrioritizedList: true,
+		PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
+		FractionalCapacityRange: true}, state, classes, s.Slices, compiled)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ package why
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"runtime"
 	"slices"
@@ -16,26 +15,19 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
-
-// features are those of Kubernetes 1.37 by default.
-var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
-	DeviceBindingAndStatus: true, ConsumableCapacity: true, FractionalCapacityRange: true,
-}
 
 // index is a snapshot with indexes.
 type index struct {
 	*cluster.Snapshot
 	Options
-	classes classLister
+	classes fit.Classes
 	nodes   []*corev1.Node // by name
 	onNode  map[string][]*resourceapi.ResourceSlice
 	shared  []*resourceapi.ResourceSlice // those of no single node
@@ -52,28 +44,8 @@ type index struct {
 	compiled *cel.Cache
 }
 
-// classLister lists classes for the allocator.
-type classLister map[string]*resourceapi.DeviceClass
-
-// List returns all classes, by name.
-func (c classLister) List() ([]*resourceapi.DeviceClass, error) {
-	var all []*resourceapi.DeviceClass
-	for _, name := range slices.Sorted(maps.Keys(c)) {
-		all = append(all, c[name])
-	}
-	return all, nil
-}
-
-// Get returns the class.
-func (c classLister) Get(name string) (*resourceapi.DeviceClass, error) {
-	if class := c[name]; class != nil {
-		return class, nil
-	}
-	return nil, fmt.Errorf("no DeviceClass %s", name)
-}
-
 func newIndex(s *cluster.Snapshot) *index {
-	c := &index{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+	c := &index{Snapshot: s, classes: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		used:    map[string]corev1.ResourceList{}, planned: map[string]bool{},
@@ -152,7 +124,7 @@ type nodeGroup struct {
 	names   []string
 	slices  []*resourceapi.ResourceSlice
 	holders []*resourceapi.ResourceClaim
-	state   structured.AllocatedState // with all holders
+	held    fit.Held // by all holders
 }
 
 // nodeGroups groups the nodes for that workload. When ctx has ended, there are none.
@@ -180,7 +152,7 @@ func (c *index) nodeGroups(ctx context.Context, w *workload) []*nodeGroup {
 			known.names = append(known.names, s.names...)
 			continue
 		}
-		s.state = stateOf(s.holders, nil)
+		s.held = fit.HeldBy(s.holders, nil)
 		groups[prints[i]] = s
 		all = append(all, s)
 	}
@@ -222,41 +194,17 @@ func (c *index) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
 	return all
 }
 
-// stateOf returns the allocations of the claims that have not ended.
-func stateOf(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) structured.AllocatedState {
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
-	for _, claim := range claims {
-		if ended[claim.UID] {
-			continue
-		}
-		for _, r := range cluster.Results(claim) {
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-		}
-	}
-	return state
-}
-
 // namesIn returns the names of the attributes that the workload may read, or nil if it may read any.
 func (c *index) namesIn(w *workload) map[string]bool {
 	all := map[string]bool{"sharing": true, "isolation": true} // for a dry run
 	var expressions []string
 	for _, claim := range w.claims {
-		for _, part := range subrequestsOf(claim) {
-			for _, s := range *part.selectors {
+		for _, part := range cluster.Subrequests(&claim.Spec) {
+			for _, s := range *part.Selectors {
 				expressions = append(expressions, expressionOf(s))
 			}
 			classes := c.Classes // each is tried instead of one that does not exist
-			if class := c.classes[*part.class]; class != nil {
+			if class := c.classes[*part.Class]; class != nil {
 				classes = []*resourceapi.DeviceClass{class}
 			}
 			for _, class := range classes {

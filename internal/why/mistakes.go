@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
@@ -32,8 +33,8 @@ type found struct {
 func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 	var all []found
 	var words *Vocabulary
-	p := subrequestsOf(q.w.claims[claim])[number]
-	for k := range *p.selectors {
+	p := cluster.Subrequests(&q.w.claims[claim].Spec)[number]
+	for k := range *p.Selectors {
 		ref := selectorRef{requestID{claim, number}, k}
 		for n, c := range q.w.clauses[ref] {
 			if n == explainedClauses || q.ctx.Err() != nil {
@@ -45,7 +46,7 @@ func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 			if words == nil {
 				words = vocabularyOf(candidates)
 			}
-			if m := words.mistake(c); m != nil && (m.sure || m.value && p.sub < 0) {
+			if m := words.mistake(c); m != nil && (m.sure || m.value && p.Alternative < 0) {
 				all = append(all, found{ref, n, m})
 			}
 		}
@@ -86,7 +87,7 @@ func vocabularyOf(candidates []candidate) *Vocabulary {
 // allocator. It returns "" if there are none.
 func (e *explanation) mistakeCause(problem error) string {
 	for i, claim := range e.w.claims {
-		for j, p := range subrequestsOf(claim) {
+		for j, p := range cluster.Subrequests(&claim.Spec) {
 			var texts []string
 			for _, m := range e.mistakes(i, j, e.candidates[requestID{i, j}]) {
 				if !slices.Contains(texts, m.text) {
@@ -94,7 +95,7 @@ func (e *explanation) mistakeCause(problem error) string {
 				}
 			}
 			if len(texts) > 0 {
-				text := fmt.Sprintf("request %s of %s: %s", p.name, e.w.origins[i].label, strings.Join(texts, "; "))
+				text := fmt.Sprintf("request %s of %s: %s", p.Name, e.w.origins[i].label, strings.Join(texts, "; "))
 				if problem != nil && !errors.Is(problem, errLimit) {
 					text += " (the selector fails on devices of the class, and then the scheduler gives up on the pod)"
 				}
@@ -107,22 +108,22 @@ func (e *explanation) mistakeCause(problem error) string {
 
 // corrections replaces names and values that no device has by those that were likely meant.
 func (ps *proposals) corrections(claim, number int, candidates []candidate) []*change {
-	p := subrequestsOf(ps.w.claims[claim])[number]
+	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
 	var all []*change
 	for _, m := range ps.mistakes(claim, number, candidates) {
 		if ps.classes[m.class] != nil {
-			all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.name,
+			all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.Name,
 				target: m.ref.clause(m.clause), levels: 1,
 				text: one(fmt.Sprintf("use the class %s, without %s", m.class, ps.w.clauses[m.ref][m.clause].text)),
 				apply: func(w *workload, _ int) {
-					*subrequestsOf(w.claims[claim])[number].class = m.class
+					*cluster.Subrequests(&w.claims[claim].Spec)[number].Class = m.class
 					w.setClause(m.ref, m.clause, "")
 				}})
 		}
 		if len(m.fixes) == 0 {
 			continue
 		}
-		c := &change{kind: Correct, in: ps.w.origins[claim].object, request: p.name,
+		c := &change{kind: Correct, in: ps.w.origins[claim].object, request: p.Name,
 			target: m.ref.clause(m.clause),
 			levels: len(m.fixes), try: upTo(len(m.fixes)),
 			text: func(level int) string {
@@ -145,12 +146,12 @@ func (ps *proposals) corrections(claim, number int, candidates []candidate) []*c
 }
 
 // missingClass says that the class of a subrequest does not exist, and which was likely meant.
-func (e *explanation) missingClass(p subrequest, of origin) string {
-	if resource := of.extended[p.name]; resource != "" {
+func (e *explanation) missingClass(p cluster.Subrequest, of origin) string {
+	if resource := of.extended[p.Name]; resource != "" {
 		return e.missingResource(resource)
 	}
-	return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist%s", p.name, of.label, *p.class,
-		e.classHint(*p.class))
+	return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist%s", p.Name, of.label, *p.Class,
+		e.classHint(*p.Class))
 }
 
 // classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, what

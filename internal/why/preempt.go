@@ -15,10 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 const (
@@ -54,7 +54,7 @@ type Preemption struct {
 	Victims []*corev1.Pod // those with a budget first, then the highest priority
 	// Hold are the devices that the pod is to get and that its claims alone tolerate the taint of, with those that use
 	// the same counters, and without those that another claim of the pod is to get.
-	Hold []structured.DeviceID
+	Hold []fit.DeviceID
 }
 
 // PreemptionToken is the taint that the claim of a pod tolerates, and no other claim.
@@ -151,7 +151,7 @@ type preemptor struct {
 	nominated map[string]corev1.ResourceList
 	repelled  []repelling
 	budgets   budgets
-	parts     []subrequest
+	parts     []cluster.Subrequest
 	wanted    int64 // devices that the pod asks for, at least
 }
 
@@ -255,7 +255,7 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 // planOn returns what victims may be taken from the node, or nil if its labels or taints keep the pod away.
 func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *nodePlan {
 	group := p.groupOf(node)
-	group.state = stateOf(group.holders, nil)
+	group.held = fit.HeldBy(group.holders, nil)
 	own := *p.index
 	own.used = map[string]corev1.ResourceList{}
 	q := *p.question
@@ -308,12 +308,12 @@ func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *
 // accepts reports whether a request of the pod accepts the device.
 func (p *preemptor) accepts(d *candidateDevice) bool {
 	if d.accepted == nil {
-		d.accepted = ptr.To(slices.ContainsFunc(p.parts, func(part subrequest) bool {
-			if p.classes[*part.class] == nil {
+		d.accepted = ptr.To(slices.ContainsFunc(p.parts, func(part cluster.Subrequest) bool {
+			if p.classes[*part.Class] == nil {
 				return true // the allocator says so
 			}
 			ok, err := p.matches(part, d.slice, d.Device)
-			return err != nil || ok && len(untolerated(d.Taints, *part.tolerate)) == 0
+			return err != nil || ok && len(cluster.Untolerated(d.Taints, *part.Tolerations)) == 0
 		}))
 	}
 	return *d.accepted
@@ -322,15 +322,15 @@ func (p *preemptor) accepts(d *candidateDevice) bool {
 // addWanted fills in what the pod asks for.
 func (p *preemptor) addWanted() {
 	for _, claim := range p.w.claims {
-		p.parts = append(p.parts, subrequestsOf(claim)...)
+		p.parts = append(p.parts, cluster.Subrequests(&claim.Spec)...)
 		least := map[int]int64{}
-		for _, part := range subrequestsOf(claim) {
-			count := *part.count
-			if part.all() || part.admin {
+		for _, part := range cluster.Subrequests(&claim.Spec) {
+			count := *part.Count
+			if part.All() || part.Admin {
 				count = 0
 			}
-			if known, ok := least[part.request]; !ok || count < known {
-				least[part.request] = count
+			if known, ok := least[part.Request]; !ok || count < known {
+				least[part.Request] = count
 			}
 		}
 		for _, count := range least {

@@ -115,8 +115,8 @@ func randomPreemption(t testing.TB, r *rand.Rand) *preemptCase {
 	if r.IntN(4) == 0 {
 		own = claim(t, "own", gpus(pick(r, ", count: 2", ", count: 2", ", count: 3")))
 	}
-	for _, p := range subrequestsOf(own) {
-		*p.tolerate = append(*p.tolerate, resourceapi.DeviceToleration{Key: "gpu.nvidia.com/preemption",
+	for _, p := range cluster.Subrequests(&own.Spec) {
+		*p.Tolerations = append(*p.Tolerations, resourceapi.DeviceToleration{Key: "gpu.nvidia.com/preemption",
 			Operator: resourceapi.DeviceTolerationOpEqual, Value: "pod-own",
 			Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}

@@ -12,10 +12,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // startOf returns when the pod has started, or was created.
@@ -68,11 +68,11 @@ type nodePlan struct {
 
 // addDevices fills in what the pods hold, and how many devices are missing. Where a device can be shared, none may be.
 func (n *nodePlan) addDevices() {
-	devices := map[structured.DeviceID]*candidateDevice{}
+	devices := map[fit.DeviceID]*candidateDevice{}
 	for _, slice := range cluster.Current(n.group.slices) {
 		for i := range slice.Spec.Devices {
 			d := &candidateDevice{slice: slice, Device: &slice.Spec.Devices[i]}
-			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+			id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 			switch len(d.ConsumesCounters) {
 			case 0:
 				d.part = id.String()
@@ -91,7 +91,7 @@ func (n *nodePlan) addDevices() {
 	}
 	for _, claim := range n.group.holders {
 		for _, r := range cluster.Results(claim) {
-			d := devices[structured.MakeDeviceID(r.Driver, r.Pool, r.Device)]
+			d := devices[fit.NameOf(r.Driver, r.Pool, r.Device)]
 			if d == nil {
 				continue // it is not published any more
 			}
@@ -137,7 +137,7 @@ func (n *nodePlan) isHeld(d *candidateDevice, out map[types.UID]bool) bool {
 
 // hasRoom reports whether the device may have enough of each capacity for one of the requests once these pods are gone.
 func (n *nodePlan) hasRoom(d *candidateDevice, out map[types.UID]bool) bool {
-	return slices.ContainsFunc(n.parts, func(part subrequest) bool {
+	return slices.ContainsFunc(n.parts, func(part cluster.Subrequest) bool {
 		for name, of := range d.Capacity {
 			want := quantityOf(part, name)
 			if want == nil && of.RequestPolicy != nil {
@@ -464,30 +464,30 @@ func (v *victims) preemption() *Preemption {
 		return answer
 	}
 	token := PreemptionToken(v.on.pod.UID)
-	needed := map[structured.DeviceID]bool{} // by claims that would not get the device if it were kept
+	needed := map[fit.DeviceID]bool{} // by claims that would not get the device if it were kept
 	for i := range found.results {
 		for _, r := range found.results[i].Devices.Results {
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if len(untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
+			id := fit.NameOf(r.Driver, r.Pool, r.Device)
+			if len(cluster.Untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
 				answer.Hold = append(answer.Hold, v.on.beside(id)...)
 			} else {
 				needed[id] = true
 			}
 		}
 	}
-	answer.Hold = slices.DeleteFunc(answer.Hold, func(id structured.DeviceID) bool { return needed[id] })
-	slices.SortFunc(answer.Hold, func(a, b structured.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
+	answer.Hold = slices.DeleteFunc(answer.Hold, func(id fit.DeviceID) bool { return needed[id] })
+	slices.SortFunc(answer.Hold, func(a, b fit.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
 	answer.Hold = slices.Compact(answer.Hold)
 	return answer
 }
 
 // beside returns the device, and those that use the same counters.
-func (n *nodePlan) beside(of structured.DeviceID) []structured.DeviceID {
-	all, sets := []structured.DeviceID{of}, map[string]bool{}
+func (n *nodePlan) beside(of fit.DeviceID) []fit.DeviceID {
+	all, sets := []fit.DeviceID{of}, map[string]bool{}
 	for _, keep := range []bool{false, true} {
 		for _, slice := range cluster.Current(n.group.slices) {
 			for _, d := range slice.Spec.Devices {
-				id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+				id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 				for _, use := range d.ConsumesCounters {
 					switch name := fmt.Sprint(cluster.PoolOf(slice), use.CounterSet); {
 					case id == of:

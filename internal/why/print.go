@@ -10,10 +10,10 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
@@ -27,9 +27,7 @@ func (s *nodeGroup) print(names map[string]bool) string {
 			continue
 		}
 		// A slice of several nodes is the same for all that it matches.
-		matches, _ := structured.NodeMatches(features, s.node, ptr.Deref(slice.Spec.NodeName, ""),
-			ptr.Deref(slice.Spec.AllNodes, false), slice.Spec.NodeSelector)
-		fmt.Fprintln(&b, slice.Name, matches)
+		fmt.Fprintln(&b, slice.Name, fit.Near(s.node, slice, nil))
 		if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
 			fmt.Fprintln(&b, s.node.Name) // its devices may be of single nodes
 		}

@@ -16,11 +16,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/dynamic-resource-allocation/structured"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 )
 
@@ -91,12 +89,12 @@ func (q *question) ask(w *workload, s *nodeGroup) ([]resourceapi.AllocationResul
 		return nil, errLimit
 	}
 	q.asked++
-	state := s.state
+	held := s.held
 	if len(w.ended) > 0 {
-		state = stateOf(s.holders, w.ended)
+		held = fit.HeldBy(s.holders, w.ended)
 	}
 	claims, timeout := w.claimsOn(s.node), askTimeout
-	if q.tooMany(claims, s, state) {
+	if q.tooMany(claims, s, held) {
 		return nil, nil
 	}
 	switch {
@@ -107,14 +105,10 @@ func (q *question) ask(w *workload, s *nodeGroup) ([]resourceapi.AllocationResul
 	}
 	ctx, cancel := context.WithTimeout(q.ctx, timeout)
 	defer cancel()
-	allocator, err := structured.NewAllocator(ctx, features, state, q.classes, s.slices, q.compiled)
-	if err != nil {
-		return nil, err
-	}
-	results, err := allocator.Allocate(ctx, s.node, claims)
+	results, err := q.classes.Place(ctx, q.compiled, s.node, s.slices, held, claims...)
 	switch {
-	case errors.Is(err, structured.ErrFailedAllocationOnNode):
-		return nil, nil
+	case err == nil:
+		return results, nil
 	case q.ctx.Err() != nil:
 		return nil, errLimit
 	case errors.Is(err, context.DeadlineExceeded) && q.maxAsked > 0:
@@ -307,12 +301,12 @@ func (c *index) quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
 		class   string
 	}
 	most := map[key]int64{} // that an alternative has
-	for _, p := range subrequestsOf(claim) {
-		n := *p.count
-		if p.all() {
+	for _, p := range cluster.Subrequests(&claim.Spec) {
+		n := *p.Count
+		if p.All() {
 			n = resourceapi.AllocationResultsMaxSize
 		}
-		k := key{p.request, *p.class}
+		k := key{p.Request, *p.Class}
 		most[k] = max(most[k], n)
 	}
 	all := corev1.ResourceList{"count/resourceclaims.resource.k8s.io": *newQuantity(1)}
@@ -369,9 +363,9 @@ type condition struct {
 }
 
 // conditions compiles the clauses of a subrequest: for many devices, and perhaps more than the cache has.
-func (q *question) conditions(claim, number int, p subrequest) []condition {
+func (q *question) conditions(claim, number int, p cluster.Subrequest) []condition {
 	var all []condition
-	for k := range *p.selectors {
+	for k := range *p.Selectors {
 		for n, c := range q.w.clauses[selectorRef{requestID{claim, number}, k}] {
 			if q.ctx.Err() != nil {
 				return nil
@@ -384,10 +378,10 @@ func (q *question) conditions(claim, number int, p subrequest) []condition {
 
 // compare compares a subrequest of a claim with all devices of the groups. The error is errLimit.
 func (q *question) compare(claim int, number int, groups []*nodeGroup, most int) ([]candidate, error) {
-	p := subrequestsOf(q.w.claims[claim])[number]
-	class, conditions := q.classes[*p.class], q.conditions(claim, number, p)
+	p := cluster.Subrequests(&q.w.claims[claim].Spec)[number]
+	class, conditions := q.classes[*p.Class], q.conditions(claim, number, p)
 	var all []candidate
-	resource := q.w.origins[claim].extended[p.name]
+	resource := q.w.origins[claim].extended[p.Name]
 	for _, s := range groups {
 		if fromPlugin(s.node, resource) {
 			continue // the node takes no devices for it
@@ -400,7 +394,7 @@ func (q *question) compare(claim int, number int, groups []*nodeGroup, most int)
 			incomplete := count[cluster.PoolOf(slice)] < slice.Spec.Pool.ResourceSliceCount
 			for i := range slice.Spec.Devices {
 				d := &slice.Spec.Devices[i]
-				if !q.near(s, slice, d) {
+				if !fit.Near(s.node, slice, d) {
 					continue
 				}
 				if q.ctx.Err() != nil || len(all) == most {
@@ -419,18 +413,8 @@ func (q *question) compare(claim int, number int, groups []*nodeGroup, most int)
 	return all, nil
 }
 
-// near reports whether the node of the group can have the device.
-func (q *question) near(s *nodeGroup, slice *resourceapi.ResourceSlice, d *resourceapi.Device) bool {
-	node, all, selector := slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector
-	if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
-		node, all, selector = d.NodeName, d.AllNodes, d.NodeSelector
-	}
-	ok, err := structured.NodeMatches(features, s.node, ptr.Deref(node, ""), ptr.Deref(all, false), selector)
-	return err == nil && ok
-}
-
 // examine fills in the reasons.
-func (q *question) examine(f *candidate, p subrequest, class *resourceapi.DeviceClass, conditions []condition) {
+func (q *question) examine(f *candidate, p cluster.Subrequest, class *resourceapi.DeviceClass, conditions []condition) {
 	for _, s := range class.Spec.Selectors {
 		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, q.compiled.GetOrCompile(expressionOf(s)))
 		if err != nil {
@@ -453,7 +437,7 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 			f.lose(LostClause, c.text)
 		}
 	}
-	f.taints = untolerated(f.device.Taints, *p.tolerate)
+	f.taints = cluster.Untolerated(f.device.Taints, *p.Tolerations)
 	for _, t := range f.taints {
 		f.lose(LostTaint, q.taintDetail(t))
 	}
@@ -462,7 +446,7 @@ func (q *question) examine(f *candidate, p subrequest, class *resourceapi.Device
 	}
 	if !q.alone(f, p, nil) {
 		f.lose(LostCapacity, "less capacity than requested: "+capacityText(p))
-	} else if !p.admin && len(f.group.holders) > 0 && !q.alone(f, p, f.group.holders) {
+	} else if !p.Admin && len(f.group.holders) > 0 && !q.alone(f, p, f.group.holders) {
 		f.lose(LostHeld, "held by other claims")
 	}
 }
@@ -477,7 +461,7 @@ func (c *index) taintDetail(t resourceapi.DeviceTaint) string {
 }
 
 // alone reports whether the subrequest gets the device, and only that, while the claims hold what they hold.
-func (q *question) alone(f *candidate, p subrequest, holders []*resourceapi.ResourceClaim) bool {
+func (q *question) alone(f *candidate, p cluster.Subrequest, holders []*resourceapi.ResourceClaim) bool {
 	q.asked++
 	held := map[string]bool{}
 	for _, claim := range holders {
@@ -515,39 +499,35 @@ func (q *question) alone(f *candidate, p subrequest, holders []*resourceapi.Reso
 		one.Name = fmt.Sprint(i)
 		slicesOf[i] = &one
 	}
-	request := &resourceapi.ExactDeviceRequest{DeviceClassName: *p.class, Capacity: *p.capacity, Count: 1,
+	request := &resourceapi.ExactDeviceRequest{DeviceClassName: *p.Class, Capacity: *p.Capacity, Count: 1,
 		AllocationMode: resourceapi.DeviceAllocationModeExactCount}
-	if p.admin {
-		request.AdminAccess = &p.admin
+	if p.Admin {
+		request.AdminAccess = &p.Admin
 	}
 	claim := &resourceapi.ResourceClaim{}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "one", Exactly: request}}
-	allocator, err := structured.NewAllocator(q.ctx, features, stateOf(holders, nil), q.classes, slicesOf, q.compiled)
-	if err != nil {
-		return false
-	}
-	results, err := allocator.Allocate(q.ctx, f.group.node, []*resourceapi.ResourceClaim{claim})
+	results, err := q.classes.Place(q.ctx, q.compiled, f.group.node, slicesOf, fit.HeldBy(holders, nil), claim)
 	return err == nil && len(results) > 0
 }
 
-func capacityText(p subrequest) string {
-	if *p.capacity == nil {
+func capacityText(p cluster.Subrequest) string {
+	if *p.Capacity == nil {
 		return "all of a device"
 	}
 	var all []string
-	for _, name := range slices.Sorted(maps.Keys((*p.capacity).Requests)) {
-		amount := (*p.capacity).Requests[name]
+	for _, name := range slices.Sorted(maps.Keys((*p.Capacity).Requests)) {
+		amount := (*p.Capacity).Requests[name]
 		all = append(all, fmt.Sprintf("%s %s", name, amount.String()))
 	}
 	return strings.Join(all, ", ")
 }
 
 // quantityOf returns the amount that the subrequest asks for, or nil.
-func quantityOf(p subrequest, name resourceapi.QualifiedName) *resource.Quantity {
-	if *p.capacity == nil {
+func quantityOf(p cluster.Subrequest, name resourceapi.QualifiedName) *resource.Quantity {
+	if *p.Capacity == nil {
 		return nil
 	}
-	if amount, ok := (*p.capacity).Requests[name]; ok {
+	if amount, ok := (*p.Capacity).Requests[name]; ok {
 		return &amount
 	}
 	return nil
@@ -569,21 +549,4 @@ func meets(ctx context.Context, driver string, d *resourceapi.Device, program ce
 	ok, _, err := program.DeviceMatches(ctx, cel.Device{Driver: driver,
 		AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
 	return ok, err
-}
-
-// untolerated returns the taints that keep a request away.
-func untolerated(taints []resourceapi.DeviceTaint,
-	tolerations []resourceapi.DeviceToleration) []resourceapi.DeviceTaint {
-	var all []resourceapi.DeviceTaint
-	for _, t := range taints {
-		if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
-			continue
-		}
-		if !slices.ContainsFunc(tolerations, func(with resourceapi.DeviceToleration) bool {
-			return resourceclaim.ToleratesTaint(with, t)
-		}) {
-			all = append(all, t)
-		}
-	}
-	return all
 }

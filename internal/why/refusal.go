@@ -33,7 +33,7 @@ type refusal struct {
 func (m *Manifest) admins() map[string]string {
 	all := map[string]string{}
 	add := func(key, namespace string, claim *resourceapi.ResourceClaim) {
-		if slices.ContainsFunc(subrequestsOf(claim), func(p subrequest) bool { return p.admin }) {
+		if slices.ContainsFunc(cluster.Subrequests(&claim.Spec), func(p cluster.Subrequest) bool { return p.Admin }) {
 			all[key] = namespace
 		}
 	}

@@ -377,7 +377,7 @@ func (c *index) fromTemplate(w *workload, pod *corev1.Pod, podClaim *corev1.PodR
 func claimOf(t *resourceapi.ResourceClaimTemplate, name string) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: name,
 		UID: t.UID + "/" + types.UID(name)}, Spec: *t.Spec.Spec.DeepCopy()}
-	setDefaults(&claim.Spec)
+	cluster.SetDefaults(&claim.Spec)
 	return claim
 }
 
@@ -683,9 +683,11 @@ func (c *index) notes(w *workload) []string {
 		}
 	}
 	for i, claim := range w.claims {
-		for _, p := range subrequestsOf(claim) {
-			if slices.ContainsFunc(*p.tolerate, func(t resourceapi.DeviceToleration) bool { return t.Effect == "" }) {
-				all = append(all, fmt.Sprintf("a toleration of %s, request %s: %s", w.origins[i].label, p.name,
+		for _, p := range cluster.Subrequests(&claim.Spec) {
+			if slices.ContainsFunc(*p.Tolerations, func(t resourceapi.DeviceToleration) bool {
+				return t.Effect == ""
+			}) {
+				all = append(all, fmt.Sprintf("a toleration of %s, request %s: %s", w.origins[i].label, p.Name,
 					cluster.NoEffect))
 			}
 		}

@@ -95,8 +95,8 @@ func (w *workload) setClause(ref selectorRef, number int, text string) {
 	if len(texts) == 0 {
 		texts = []string{"true"}
 	}
-	part := subrequestsOf(w.claims[ref.claim])[ref.number]
-	(*part.selectors)[ref.selector].CEL = &resourceapi.CELDeviceSelector{Expression: strings.Join(texts, " && ")}
+	part := cluster.Subrequests(&w.claims[ref.claim].Spec)[ref.number]
+	(*part.Selectors)[ref.selector].CEL = &resourceapi.CELDeviceSelector{Expression: strings.Join(texts, " && ")}
 }
 
 // Bounds of what is explained. The user decides how large a claim is: the API server accepts 1.5 MB. Each subrequest
@@ -111,9 +111,9 @@ const (
 func (w *workload) tooLarge() error {
 	parts, selectors, bytes := 0, 0, 0
 	for _, claim := range w.claims {
-		for _, part := range subrequestsOf(claim) {
+		for _, part := range cluster.Subrequests(&claim.Spec) {
 			parts++
-			for _, s := range *part.selectors {
+			for _, s := range *part.Selectors {
 				selectors++
 				bytes += len(expressionOf(s))
 			}
@@ -130,19 +130,20 @@ func (w *workload) tooLarge() error {
 // manifest that the API server would refuse.
 func (w *workload) known() error {
 	for i, claim := range w.claims {
-		for _, r := range claim.Spec.Devices.Requests {
+		for number, alternatives := range cluster.Requests(&claim.Spec) {
+			r := claim.Spec.Devices.Requests[number]
 			if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
 				return fmt.Errorf("%s, request %s: it has neither exactly nor firstAvailable, or both",
 					w.origins[i].label, r.Name)
 			}
-			if len(r.FirstAvailable) > 0 && !named(claim.Spec.Devices.Requests, r) {
+			if len(r.FirstAvailable) > 0 && !named(claim.Spec.Devices.Requests, r.Name, alternatives) {
 				return fmt.Errorf("%s, request %q: it has firstAvailable, so it and each alternative need a name of "+
 					"their own", w.origins[i].label, r.Name)
 			}
 		}
-		for _, part := range subrequestsOf(claim) {
-			if *part.count < 0 {
-				return fmt.Errorf("%s, request %s: it asks for %d devices", w.origins[i].label, part.name, *part.count)
+		for _, part := range cluster.Subrequests(&claim.Spec) {
+			if *part.Count < 0 {
+				return fmt.Errorf("%s, request %s: it asks for %d devices", w.origins[i].label, part.Name, *part.Count)
 			}
 		}
 	}
@@ -151,13 +152,13 @@ func (w *workload) known() error {
 
 // named reports whether no other request has the name of the request, and each of its alternatives has one. The
 // allocator finds them by name.
-func named(all []resourceapi.DeviceRequest, r resourceapi.DeviceRequest) bool {
+func named(all []resourceapi.DeviceRequest, name string, alternatives []cluster.Subrequest) bool {
 	names := map[string]bool{}
-	for _, sub := range r.FirstAvailable {
+	for _, sub := range alternatives {
 		names[sub.Name] = true
 	}
-	same := slices.DeleteFunc(slices.Clone(all), func(o resourceapi.DeviceRequest) bool { return o.Name != r.Name })
-	return r.Name != "" && len(same) == 1 && !names[""] && len(names) == len(r.FirstAvailable)
+	same := slices.DeleteFunc(slices.Clone(all), func(o resourceapi.DeviceRequest) bool { return o.Name != name })
+	return name != "" && len(same) == 1 && !names[name+"/"] && len(names) == len(alternatives)
 }
 
 // parse cuts the expressions of the claims. The error names the one that is not valid. Those that would have too many
@@ -169,19 +170,19 @@ func (w *workload) parse() error {
 	w.clauses = map[selectorRef][]clause{}
 	left := maxClauses
 	for _, claim := range w.claims {
-		for _, part := range subrequestsOf(claim) {
-			left -= len(*part.selectors) // each has at least one
+		for _, part := range cluster.Subrequests(&claim.Spec) {
+			left -= len(*part.Selectors) // each has at least one
 		}
 	}
 	for i, claim := range w.claims {
-		for j, part := range subrequestsOf(claim) {
-			for k, s := range *part.selectors {
+		for j, part := range cluster.Subrequests(&claim.Spec) {
+			for k, s := range *part.Selectors {
 				if s.CEL == nil {
 					continue
 				}
 				all, err := cut(s.CEL.Expression)
 				if err != nil {
-					return fmt.Errorf("%s, request %s: expression %s: %w", w.origins[i].label, part.name,
+					return fmt.Errorf("%s, request %s: expression %s: %w", w.origins[i].label, part.Name,
 						s.CEL.Expression, err)
 				}
 				if more := len(all) - 1; more <= left {
@@ -195,53 +196,6 @@ func (w *workload) parse() error {
 	}
 	return nil
 }
-
-// subrequest is a request, or one alternative of it.
-type subrequest struct {
-	name      string // request, or request/alternative
-	request   int    // number of the request
-	sub       int    // number of the alternative; -1 for none
-	class     *string
-	selectors *[]resourceapi.DeviceSelector
-	tolerate  *[]resourceapi.DeviceToleration
-	capacity  **resourceapi.CapacityRequirements
-	mode      *resourceapi.DeviceAllocationMode
-	count     *int64
-	admin     bool
-}
-
-// subrequestsOf returns all subrequests of the claim. They point into it.
-func subrequestsOf(claim *resourceapi.ResourceClaim) []subrequest {
-	var all []subrequest
-	for i := range claim.Spec.Devices.Requests {
-		r := &claim.Spec.Devices.Requests[i]
-		if e := r.Exactly; e != nil {
-			all = append(all, subrequest{r.Name, i, -1, &e.DeviceClassName, &e.Selectors, &e.Tolerations, &e.Capacity,
-				&e.AllocationMode, &e.Count, e.AdminAccess != nil && *e.AdminAccess})
-		}
-		for j := range r.FirstAvailable {
-			s := &r.FirstAvailable[j]
-			all = append(all, subrequest{r.Name + "/" + s.Name, i, j, &s.DeviceClassName, &s.Selectors, &s.Tolerations,
-				&s.Capacity, &s.AllocationMode, &s.Count, false})
-		}
-	}
-	return all
-}
-
-// setDefaults sets what the API server would.
-func setDefaults(spec *resourceapi.ResourceClaimSpec) {
-	for _, p := range subrequestsOf(&resourceapi.ResourceClaim{Spec: *spec}) {
-		if *p.mode == "" {
-			*p.mode = resourceapi.DeviceAllocationModeExactCount
-		}
-		if *p.mode == resourceapi.DeviceAllocationModeExactCount && *p.count == 0 {
-			*p.count = 1
-		}
-	}
-}
-
-// all reports whether the subrequest asks for all devices.
-func (p subrequest) all() bool { return *p.mode == resourceapi.DeviceAllocationModeAll }
 
 func newQuantity(value int64) *resource.Quantity {
 	return resource.NewQuantity(value, resource.DecimalSI)

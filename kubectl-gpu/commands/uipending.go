@@ -78,13 +78,8 @@ func pending(s *cluster.Snapshot) []pagePending {
 // classNames returns the classes that the claim names, sorted.
 func classNames(c *resourceapi.ResourceClaim) []string {
 	classes := map[string]bool{}
-	for _, r := range c.Spec.Devices.Requests {
-		if r.Exactly != nil {
-			classes[r.Exactly.DeviceClassName] = true
-		}
-		for _, sub := range r.FirstAvailable {
-			classes[sub.DeviceClassName] = true
-		}
+	for _, s := range cluster.Subrequests(&c.Spec) {
+		classes[*s.Class] = true
 	}
 	return append([]string{}, slices.Sorted(maps.Keys(classes))...)
 }

@@ -108,23 +108,7 @@ func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 	if err := yaml.UnmarshalStrict([]byte(devices), &claim.Spec.Devices); err != nil {
 		t.Fatal(err)
 	}
-	complete := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
-		if *mode == "" {
-			*mode = resourceapi.DeviceAllocationModeExactCount
-		}
-		if *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0 {
-			*count = 1
-		}
-	}
-	for i := range claim.Spec.Devices.Requests {
-		if r := claim.Spec.Devices.Requests[i].Exactly; r != nil {
-			complete(&r.AllocationMode, &r.Count)
-		}
-		for j := range claim.Spec.Devices.Requests[i].FirstAvailable {
-			sub := &claim.Spec.Devices.Requests[i].FirstAvailable[j]
-			complete(&sub.AllocationMode, &sub.Count)
-		}
-	}
+	cluster.SetDefaults(&claim.Spec)
 	return claim
 }
 

@@ -67,22 +67,27 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 		c.config(config.DeviceConfiguration, devices.Child("config").Index(i), &v)
 	}
 	var all []alternative
-	for i, request := range spec.Devices.Requests {
-		for _, a := range alternativesOf(request, devices.Child("requests").Index(i)) {
-			class, exists := c.View.Class(a.DeviceClassName)
+	for i, request := range cluster.Requests(spec) {
+		of := devices.Child("requests").Index(i)
+		for _, s := range request {
+			a := alternative{Subrequest: s, request: spec.Devices.Requests[i].Name, of: of, path: of.Child("exactly")}
+			if s.Alternative >= 0 {
+				a.path = of.Child("firstAvailable").Index(s.Alternative)
+			}
+			class, exists := c.View.Class(*a.Class)
 			switch {
 			case !exists:
 				c.missingClass(ctx, a, &v)
-			case c.View.Ours(a.DeviceClassName): // classes of other drivers are not validated
+			case c.View.Ours(*a.Class): // classes of other drivers are not validated
 				a.class = class
 				c.checkAlternative(ctx, &a, &v)
 			}
 			all = append(all, a)
 		}
-		of := all[len(all)-len(request.FirstAvailable):]
-		met := func(a alternative) bool { return a.class == nil || len(a.kinds) > 0 }
-		if len(of) > 0 && len(c.View.Kinds()) > 0 && ctx.Err() == nil && !slices.ContainsFunc(of, met) {
-			v.warn("%s: no device that is published now meets any alternative", of[0].of.Child("firstAvailable"))
+		met := func(a alternative) bool { return a.class == nil || a.Alternative < 0 || len(a.kinds) > 0 }
+		if len(request) > 0 && len(c.View.Kinds()) > 0 && ctx.Err() == nil &&
+			!slices.ContainsFunc(all[len(all)-len(request):], met) {
+			v.warn("%s: no device that is published now meets any alternative", of.Child("firstAvailable"))
 		}
 	}
 	c.overNetwork(all, &v)
@@ -155,63 +160,20 @@ func flatten(err error) []error {
 	return all
 }
 
-// alternative is a request, or one subrequest of its prioritized list.
+// alternative is a subrequest of a claim that is checked.
 type alternative struct {
-	resourceapi.DeviceSubRequest
+	cluster.Subrequest
 	path    *field.Path
-	request string      // name of the request
-	of      *field.Path // of the request
-	admin   bool
+	request string                   // name of the request
+	of      *field.Path              // of the request
 	class   *resourceapi.DeviceClass // nil: not a class of this driver
 	kinds   []*cluster.DeviceKind    // kinds of devices that match
-}
-
-// matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
-func (a alternative) matchesNothing() bool {
-	return slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && s.CEL.Expression == "false"
-	})
-}
-
-// asks returns the capacities that it asks for; nil: none.
-func (a alternative) asks() map[resourceapi.QualifiedName]resource.Quantity {
-	if a.Capacity == nil {
-		return nil
-	}
-	return a.Capacity.Requests
-}
-
-// inList reports whether there are other alternatives.
-func (a alternative) inList() bool { return a.Name != "" }
-
-// name returns the name as in allocation results: "request", or "request/subrequest".
-func (a alternative) name() string {
-	if a.Name == "" {
-		return a.request
-	}
-	return a.request + "/" + a.Name
-}
-
-// alternativesOf returns the subrequests of the request, or the request itself.
-func alternativesOf(r resourceapi.DeviceRequest, path *field.Path) []alternative {
-	if e := r.Exactly; e != nil {
-		return []alternative{{request: r.Name, of: path, path: path.Child("exactly"), admin: ptr.Deref(e.AdminAccess,
-			false),
-			DeviceSubRequest: resourceapi.DeviceSubRequest{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors,
-				AllocationMode: e.AllocationMode, Count: e.Count, Tolerations: e.Tolerations, Capacity: e.Capacity}}}
-	}
-	var all []alternative
-	for i, sub := range r.FirstAvailable {
-		all = append(all, alternative{request: r.Name, of: path, path: path.Child("firstAvailable").Index(i),
-			DeviceSubRequest: sub})
-	}
-	return all
 }
 
 // checkAlternative validates one alternative by itself, and sets the kinds of devices that match it.
 func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdict) {
 	known := c.capacity(a, v)
-	for i, t := range a.Tolerations {
+	for i, t := range *a.Tolerations {
 		if t.Effect == "" {
 			v.warn("%s: %s", a.path.Child("tolerations").Index(i), cluster.NoEffect)
 		}
@@ -228,7 +190,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 			continue
 		}
 		ofClass = append(ofClass, kind)
-		if !c.accepts(ctx, kind, a.Selectors, a.path.Child("selectors"), failures) {
+		if !c.accepts(ctx, kind, *a.Selectors, a.path.Child("selectors"), failures) {
 			continue
 		}
 		selected = true
@@ -241,13 +203,13 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	switch {
 	case len(ofClass) == 0:
 		c.emptyClass(ctx, *a, v)
-	case !selected && !a.matchesNothing():
+	case !selected && !a.MatchesNothing():
 		what := why.Everything
-		if a.inList() {
+		if a.Alternative >= 0 {
 			what = why.OnlyMistakes
 		}
-		if !c.explain(ctx, ofClass, a.Selectors, a.path.Child("selectors"), failures, what, v) &&
-			len(failures) == 0 && !a.inList() && ctx.Err() == nil {
+		if !c.explain(ctx, ofClass, *a.Selectors, a.path.Child("selectors"), failures, what, v) &&
+			len(failures) == 0 && a.Alternative < 0 && ctx.Err() == nil {
 			v.warn("%s: no device that is published now meets all of them", a.path.Child("selectors"))
 		}
 	}
@@ -264,19 +226,19 @@ func (c Checker) overNetwork(all []alternative, v *Verdict) {
 	const limit = "a claim has at most one GPU over the network"
 	class, first := remote.Driver(c.View.Driver()), ""
 	for i, a := range all {
-		if a.DeviceClassName != class {
+		if *a.Class != class {
 			continue
 		}
 		switch {
-		case a.AllocationMode == resourceapi.DeviceAllocationModeAll:
-			v.refuse(field.Invalid(a.path.Child("allocationMode"), a.AllocationMode, "must be ExactCount: "+limit))
-		case a.Count > 1:
-			v.refuse(field.Invalid(a.path.Child("count"), a.Count, "must be 1: "+limit))
-		case a.admin:
+		case a.All():
+			v.refuse(field.Invalid(a.path.Child("allocationMode"), *a.Mode, "must be ExactCount: "+limit))
+		case *a.Count > 1:
+			v.refuse(field.Invalid(a.path.Child("count"), *a.Count, "must be 1: "+limit))
+		case a.Admin:
 			v.refuse(field.Invalid(a.path.Child("adminAccess"), true, "must be false for a GPU over the network"))
 		}
 		others := slices.ContainsFunc(all, func(b alternative) bool {
-			return b.of == a.of && b.DeviceClassName != class
+			return b.of == a.of && *b.Class != class
 		})
 		switch {
 		case others || i > 0 && all[i-1].of == a.of: // another class may be chosen, or the request has been counted
@@ -319,8 +281,8 @@ func (s shortage) String() string {
 
 // lacking returns the first requested capacity that the kind does not have enough of.
 func lacking(kind *cluster.DeviceKind, a *alternative) (less shortage, lacks bool) {
-	for _, name := range slices.Sorted(maps.Keys(a.asks())) {
-		wanted := a.asks()[name]
+	for _, name := range slices.Sorted(maps.Keys(a.Asked())) {
+		wanted := a.Asked()[name]
 		if most, ok := kind.Most(name); !ok || most.Cmp(wanted) < 0 {
 			return shortage{kind, name, ok, most}, true
 		}
@@ -335,8 +297,8 @@ func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 		known.Insert(string(capacity.Name))
 	}
 	ok = true
-	for _, name := range slices.Sorted(maps.Keys(a.asks())) {
-		value := a.asks()[name]
+	for _, name := range slices.Sorted(maps.Keys(a.Asked())) {
+		value := a.Asked()[name]
 		path := a.path.Child("capacity", "requests").Key(string(name))
 		domain, short, qualified := strings.Cut(string(name), "/")
 		switch {

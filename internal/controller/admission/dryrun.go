@@ -93,15 +93,15 @@ func (d *dryRun) group(all []alternative) bool {
 	}
 	devices := int64(0)
 	for _, a := range all {
-		asks := max(1, a.Count)
-		if a.AllocationMode == resourceapi.DeviceAllocationModeAll && d.perIndex {
+		asks := max(1, *a.Count)
+		if a.All() && d.perIndex {
 			asks = maxNodeDevices
 		}
 		if len(d.requests) == 0 || d.requests[len(d.requests)-1].alternatives[0].request != a.request {
 			d.requests = append(d.requests, request{})
 			devices += min(asks, resourceapi.AllocationResultsMaxSize+1) // no sum of these overflows
 		}
-		if a.matchesNothing() || asks > resourceapi.AllocationResultsMaxSize { // it is never allocated
+		if a.MatchesNothing() || asks > resourceapi.AllocationResultsMaxSize { // it is never allocated
 			a.kinds = nil
 		}
 		r := &d.requests[len(d.requests)-1]
@@ -183,8 +183,8 @@ const (
 
 // allocate allocates devices of that kind to the alternative.
 func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
-	count := max(1, a.Count)
-	if a.AllocationMode == resourceapi.DeviceAllocationModeAll {
+	count := max(1, *a.Count)
+	if a.All() {
 		count = maxNodeDevices
 	}
 	if !n.perIndex {
@@ -194,21 +194,21 @@ func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
 	for range count {
 		d := why.DryRunDevice(kind, len(n.gpus))
 		n.gpus = append(n.gpus, d)
-		result := resourceapi.DeviceRequestAllocationResult{Request: a.name(), Driver: n.driver, Pool: "node",
+		result := resourceapi.DeviceRequestAllocationResult{Request: a.Name, Driver: n.driver, Pool: "node",
 			Device: d.Name}
-		if a.admin {
+		if a.Admin {
 			result.AdminAccess = ptr.To(true)
 		}
 		if ptr.Deref(kind.Device.AllowMultipleAllocations, false) {
 			result.ShareID = ptr.To(types.UID(fmt.Sprint(len(n.gpus))))
-			result.ConsumedCapacity = kind.Consumes(a.asks())
+			result.ConsumedCapacity = kind.Consumes(a.Asked())
 		}
 		devices.Results = append(devices.Results, result)
 	}
 	for i, config := range a.class.Spec.Config {
 		n.paths = append(n.paths, field.NewPath("class "+a.class.Name+": spec", "config").Index(i))
 		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{a.name()},
+			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{a.Name},
 			DeviceConfiguration: config.DeviceConfiguration})
 	}
 }
@@ -238,9 +238,9 @@ func errorsFor(a alternative, err error) error {
 		var config *allocation.ConfigError
 		var refusal *sharing.Refusal
 		switch {
-		case errors.As(e, &config) && config.Request == a.name():
+		case errors.As(e, &config) && config.Request == a.Name:
 			all = append(all, config.Err)
-		case errors.As(e, &refusal) && refusal.Request == a.name() &&
+		case errors.As(e, &refusal) && refusal.Request == a.Name &&
 			!errors.Is(e, sharing.ErrInUse) && !errors.Is(e, sharing.ErrGone):
 			all = append(all, errors.New(refusal.Text())) // the API server adds the object and the path
 		}

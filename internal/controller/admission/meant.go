@@ -56,8 +56,8 @@ func memoryText(q resource.Quantity) string {
 
 // coresAlone warns about a request for some of the cores that gets all of the memory, and so a whole GPU.
 func (c Checker) coresAlone(a alternative, v *Verdict) {
-	cores, asks := a.asks()["cores"]
-	_, memory := a.asks()["memory"]
+	cores, asks := a.Asked()["cores"]
+	_, memory := a.Asked()["memory"]
 	if !asks || memory || cores.Cmp(hundred) >= 0 {
 		return
 	}
@@ -93,18 +93,18 @@ func (c Checker) forNobody(config *resourceapi.OpaqueDeviceConfiguration, path *
 
 // missingClass warns about a class that does not exist.
 func (c Checker) missingClass(ctx context.Context, a alternative, v *Verdict) {
-	v.warn("%s: the class %s does not exist%s", a.path.Child("deviceClassName"), a.DeviceClassName,
-		c.classHint(ctx, a.DeviceClassName))
+	v.warn("%s: the class %s does not exist%s", a.path.Child("deviceClassName"), *a.Class,
+		c.classHint(ctx, *a.Class))
 }
 
 // emptyClass warns about a class of this driver that no published device is of. A list may well have an alternative for
 // devices that are not there.
 func (c Checker) emptyClass(ctx context.Context, a alternative, v *Verdict) {
-	if len(c.View.Kinds()) == 0 || a.inList() || ctx.Err() != nil {
+	if len(c.View.Kinds()) == 0 || a.Alternative >= 0 || ctx.Err() != nil {
 		return
 	}
 	v.warn("%s: no device that is published now is of the class %s%s", a.path.Child("deviceClassName"),
-		a.DeviceClassName, c.classHint(ctx, a.DeviceClassName))
+		*a.Class, c.classHint(ctx, *a.Class))
 }
 
 // classHint returns a question about the class that was likely meant: of partitions, the nearest that is offered.
@@ -180,10 +180,10 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 		c.constraint(constraint, all, devices.Child("constraints").Index(i), v)
 	}
 	for _, a := range all {
-		if a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
+		if *a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
 			continue
 		}
-		if most, known := mostOnNode(a, c.View); known && most < a.Count {
+		if most, known := mostOnNode(a, c.View); known && most < *a.Count {
 			v.warn("%s: the devices of a request are of one node, and no node has more than %d for this one",
 				a.path.Child("count"), most)
 		}
@@ -196,7 +196,7 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 // configOfNone warns about configurations of this driver in a claim that has no request for its devices.
 func (c Checker) configOfNone(spec *resourceapi.ResourceClaimSpec, all []alternative, devices *field.Path, v *Verdict) {
 	if slices.ContainsFunc(all, func(a alternative) bool {
-		_, exists := c.View.Class(a.DeviceClassName)
+		_, exists := c.View.Class(*a.Class)
 		return !exists // its class may be of this driver when it exists
 	}) {
 		return
@@ -214,7 +214,7 @@ func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alter
 	var kinds []*cluster.DeviceKind
 	for _, a := range all {
 		if len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, a.request) &&
-			!slices.Contains(constraint.Requests, a.name()) {
+			!slices.Contains(constraint.Requests, a.Name) {
 			continue
 		}
 		if a.class == nil {
@@ -266,7 +266,7 @@ func timesAtOnce(a alternative, k *cluster.DeviceKind) (int64, bool) {
 		return 1, true
 	}
 	times, bound := int64(0), false
-	for name, amount := range k.Consumes(a.asks()) {
+	for name, amount := range k.Consumes(a.Asked()) {
 		of := k.Device.Capacity[name].Value
 		if amount.Sign() <= 0 || amount.Value() <= 0 {
 			continue

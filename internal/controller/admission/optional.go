@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
@@ -26,25 +27,21 @@ const optionalFieldsAnnotation = "gpu.nvidia.com/optional-fields"
 // optionalFields are the fields of a request that need a feature gate, and what the request is without them.
 var optionalFields = []struct {
 	name, gate, without string
-	in                  func(resourceapi.DeviceSubRequest) bool
+	in                  func(cluster.Subrequest) bool
 }{
 	{"capacity", "DRAConsumableCapacity", "the request is for whole devices of any size",
-		func(r resourceapi.DeviceSubRequest) bool { return r.Capacity != nil }},
+		func(s cluster.Subrequest) bool { return *s.Capacity != nil }},
 	{"tolerations", "DRADeviceTaints", "the request tolerates no taints",
-		func(r resourceapi.DeviceSubRequest) bool { return len(r.Tolerations) > 0 }},
+		func(s cluster.Subrequest) bool { return len(*s.Tolerations) > 0 }},
 }
 
 // optionalFieldsOf returns the optional fields that the requests have, sorted.
 func optionalFieldsOf(spec *resourceapi.ResourceClaimSpec) []string {
 	var has []string
-	for _, r := range spec.Devices.Requests {
-		alternatives := r.FirstAvailable
-		if e := r.Exactly; e != nil {
-			alternatives = []resourceapi.DeviceSubRequest{{Capacity: e.Capacity, Tolerations: e.Tolerations}}
-		}
+	for i, alternatives := range cluster.Requests(spec) {
 		for _, f := range optionalFields {
 			if slices.ContainsFunc(alternatives, f.in) {
-				has = append(has, r.Name+"."+f.name)
+				has = append(has, spec.Devices.Requests[i].Name+"."+f.name)
 			}
 		}
 	}

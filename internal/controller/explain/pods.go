@@ -162,17 +162,9 @@ func index(s *cluster.Snapshot) *indexed {
 
 // hasClasses reports whether all classes exist that the claim names.
 func (s *indexed) hasClasses(claim *resourceapi.ResourceClaim) bool {
-	for _, r := range claim.Spec.Devices.Requests {
-		if r.Exactly != nil && !s.classes[r.Exactly.DeviceClassName] {
-			return false
-		}
-		for _, sub := range r.FirstAvailable {
-			if !s.classes[sub.DeviceClassName] {
-				return false
-			}
-		}
-	}
-	return true
+	return !slices.ContainsFunc(cluster.Subrequests(&claim.Spec), func(of cluster.Subrequest) bool {
+		return !s.classes[*of.Class]
+	})
 }
 
 // reportPods explains pods and writes events about them.

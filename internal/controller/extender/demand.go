@@ -77,12 +77,12 @@ func (d *demand) now(now time.Time) placement.Demand {
 // models returns the models that the requests accept, or none if they accept all.
 func (a asked) models(published map[string]int) []string {
 	accepted := map[string]bool{}
-	for _, r := range a.requests {
+	for _, r := range a.Requests {
 		for _, alternative := range r {
-			if alternative.foreign {
+			if alternative.Foreign {
 				return nil
 			}
-			for kind := range alternative.takes {
+			for kind := range alternative.Takes {
 				accepted[kind.Product()] = true
 			}
 		}

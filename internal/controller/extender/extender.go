@@ -21,6 +21,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
@@ -146,7 +147,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	demand := x.usage.demand.now(x.usage.now())
 	all := make([]scored, len(nodes))
 	best := -1
-	var takes []take
+	var takes []fit.Take
 	var shape placement.Shape // of the takes
 	x.view.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		s := &all[i]
@@ -154,16 +155,16 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		if coming == nil {
 			coming = &proposal{}
 		}
-		x.scratch.reset(devices, coming.takes)
+		x.scratch.reset(devices, coming.takes, wants.Tolerations)
 		cpu := x.usage.cpus[nodes[i]] - x.usage.used[nodes[i]] - coming.cpu
-		if s.rank, s.fits = x.scratch.predict(wants.requests); !s.fits {
+		if s.rank, s.fits = x.scratch.predict(&wants.Demand); !s.fits {
 			return
 		}
 		s.score = policy.Score(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
 			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, demand)
 		if best < 0 || s.better(all[best]) {
 			best = i
-			takes = append(takes[:0], x.scratch.takes...)
+			takes = append(takes[:0], x.scratch.Takes...)
 			shape = placement.ShapeOf(placement.Pod{Takes: x.scratch.scores})
 		}
 	})
@@ -171,7 +172,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		p := &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims,
 			request: placement.Request{Models: wants.models(x.usage.demand.gpus)}, shape: shape}
 		for _, t := range takes {
-			p.request.Amount += t.amount
+			p.request.Amount += t.Amount
 		}
 		x.usage.propose(pod.UID, p)
 		x.usage.learn(pod.UID, p)

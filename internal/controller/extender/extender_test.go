@@ -117,7 +117,7 @@ func (w *world) best(pod *corev1.Pod) (nodes []string, expected string) {
 	if p := w.usage.proposals[pod.UID]; p != nil {
 		expected = p.node
 		for _, t := range p.takes {
-			expected += " " + t.gpu.Name
+			expected += " " + t.GPU.Name
 		}
 	}
 	return nodes, expected

@@ -3,9 +3,7 @@
 package extender
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -15,127 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
-
-// What is predicted on a node is what Kubernetes' allocator gives there, for random claims until the nodes are full.
-func TestPredictionIsThatOfTheAllocator(t *testing.T) {
-	share := func(r *rand.Rand, gi int) string {
-		var capacity []string
-		if r.IntN(3) > 0 {
-			capacity = append(capacity, fmt.Sprintf("memory: %dMi", 100+r.IntN(gi*1024)))
-		}
-		if r.IntN(2) > 0 || capacity == nil {
-			capacity = append(capacity, fmt.Sprintf("cores: %d", 1+r.IntN(60)))
-		}
-		return "exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {" +
-			strings.Join(capacity, ", ") + "}}}"
-	}
-	whole := func(r *rand.Rand) string {
-		return fmt.Sprintf("exactly: {deviceClassName: gpu.nvidia.com, count: %d}", 1+r.IntN(3))
-	}
-	for _, tc := range []struct {
-		name    string
-		nodes   []clustertest.SimNode
-		request func(*rand.Rand) string
-	}{
-		{"shares and whole GPUs", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
-			func(r *rand.Rand) string {
-				if r.IntN(4) == 0 {
-					return whole(r)
-				}
-				return share(r, 20)
-			}},
-		{"replicas", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4",
-			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}}}, func(r *rand.Rand) string {
-			return fmt.Sprintf("exactly: {deviceClassName: shared.gpu.nvidia.com, count: %d}", 1+r.IntN(2))
-		}},
-		{"exclusive GPUs by model", []clustertest.SimNode{{Name: "a", Profile: "mixed", Use: gpu.SharingMode{
-			Sharing: gpu.Exclusive}}}, func(r *rand.Rand) string {
-			return "exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: \"device.attributes['" +
-				"gpu.nvidia.com'].productName.contains('" + []string{"L", "T", "A"}[r.IntN(3)] + "')\"}}]}"
-		}},
-		{"alternatives", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
-			func(r *rand.Rand) string {
-				return "firstAvailable: [{name: two, deviceClassName: gpu.nvidia.com, count: 2}, {name: some, " +
-					"deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 9Gi}}}, {name: none, " +
-					"deviceClassName: mig.nvidia.com}]"
-			}},
-		{"partitions", []clustertest.SimNode{{Name: "a", Profile: "dgx-a100"}}, func(r *rand.Rand) string {
-			return "exactly: {deviceClassName: " + []string{"mig-1g.10gb.nvidia.com", "mig-2g.20gb.nvidia.com",
-				"mig-3g.40gb.nvidia.com", "gpu.nvidia.com"}[r.IntN(4)] + "}"
-		}},
-		{"GPUs for virtual machines", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"},
-			{Name: "b", Profile: "t4-x2"}}, func(r *rand.Rand) string {
-			if r.IntN(3) == 0 {
-				return fmt.Sprintf("exactly: {deviceClassName: vfio.gpu.nvidia.com, count: %d}", 1+r.IntN(2))
-			}
-			return share(r, 20)
-		}},
-		{"all GPUs", []clustertest.SimNode{{Name: "a", Profile: "t4-x2"}, {Name: "b", Profile: "t4-x2"}},
-			func(r *rand.Rand) string {
-				if r.IntN(2) == 0 {
-					return share(r, 4)
-				}
-				return "exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}"
-			}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			for seed := range uint64(3) {
-				r := rand.New(rand.NewPCG(seed, seed))
-				w := newWorld(t, tc.nodes...)
-				placed, refused := 0, 0
-				for i := range 60 {
-					requests := "{name: r0, " + tc.request(r) + "}"
-					if r.IntN(3) == 0 {
-						requests += ", {name: r1, " + tc.request(r) + "}"
-					}
-					if w.compare(w.pod(fmt.Sprint("p", i), 1, "requests: ["+requests+"]")) {
-						placed++
-					} else {
-						refused++
-					}
-				}
-				if placed == 0 || refused == 0 {
-					t.Errorf("seed %d: %d pods were placed and %d were not: this shows nothing", seed, placed, refused)
-				}
-			}
-		})
-	}
-}
-
-// compare places the pod on a node where it fits, and compares the devices with the prediction. It returns false if it
-// fits nowhere.
-func (w *world) compare(pod *corev1.Pod) bool {
-	w.t.Helper()
-	requests := ask(w.t.Context(), w.view, pod).requests
-	for _, name := range w.nodes {
-		predicted, fits := name, false
-		w.view.Nodes([]string{name}, func(_ int, devices *cluster.NodeDevices) {
-			w.scratch.reset(devices, nil)
-			_, fits = w.scratch.predict(requests)
-			for _, t := range w.scratch.takes {
-				predicted += " " + t.gpu.Name
-			}
-		})
-		got, err := w.allocate(pod, name)
-		switch {
-		case errors.Is(err, errNoFit) && !fits:
-			continue
-		case err != nil:
-			w.t.Errorf("pod %s: predicted %s, got %v", pod.Name, predicted, err)
-			return false
-		case !fits:
-			w.t.Errorf("pod %s: predicted that it does not fit on %s, got %s", pod.Name, name, got)
-		case got != predicted:
-			w.t.Errorf("pod %s: predicted %s, got %s", pod.Name, predicted, got)
-		}
-		w.bind(pod, name)
-		return true
-	}
-	return false
-}
 
 // What pods ask of the driver beside other things.
 func TestAsk(t *testing.T) {
@@ -191,7 +70,7 @@ func TestAsk(t *testing.T) {
 			if p := w.usage.proposals[pod.UID]; p != nil {
 				got = p.node
 				for _, take := range p.takes {
-					got += fmt.Sprintf(" %s:%d", take.gpu.Name, take.amount)
+					got += fmt.Sprintf(" %s:%d", take.GPU.Name, take.Amount)
 				}
 			}
 			if got != tc.want || len(nodes) == 0 != (got == "nothing fits") {
@@ -201,25 +80,42 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestKnownGap: scores take no tolerations into account, so a node whose GPUs are kept for the pod's team counts as one
-// without GPUs, and Kubernetes' allocator gives the pod one there. docs/kubectl-gpu.md says so. Whoever closes the gap
-// turns the first check round.
-func TestKnownGap(t *testing.T) {
-	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
-	for _, s := range w.slices {
+// GPUs that are kept for a team count for its pods, and for nobody else's: on a node of their own, and beside others on
+// a node, where the team's pod packs.
+func TestReservedGPUs(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "kept", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "open", Profile: "l40s-x4"})
+	for _, s := range w.slices[:1] {
 		for i := range s.Spec.Devices {
 			s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: cluster.ReservedTaint, Value: "vision",
 				Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 		}
 		w.view.SetSlice(w.view.SlimSlice(s))
 	}
-	pod := w.pod("member", 1, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com,
-		tolerations: [{key: gpu.nvidia.com/reserved, operator: Equal, value: vision, effect: NoSchedule}]}}]`)
-	if got := w.Prioritize(t.Context(), pod, []string{"a"})[0].Score; got != 0 {
-		t.Errorf("got the score %d: the gap is closed; turn this check round, and mend the page", got)
+	tolerating := func(value, rest string) string {
+		return `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com` + rest + `, tolerations: [{key: ` +
+			cluster.ReservedTaint + `, operator: Equal, value: ` + value + `, effect: NoSchedule}]}}]`
 	}
-	if got, err := w.allocate(pod, "a"); err != nil {
-		t.Errorf("got %s, error %v, want that the allocator gives it a GPU there", got, err)
+	for _, row := range []struct {
+		name, devices string
+		want          string // where it fits
+	}{
+		{"a pod of the team", tolerating("vision", ""), "kept open"},
+		{"a share of the team", tolerating("vision", ", capacity: {requests: {memory: 5Gi}}"), "kept open"},
+		{"a pod of another team", tolerating("speech", ""), "open"},
+		{"anybody's pod", oneGPU, "open"},
+	} {
+		pod := w.pod(strings.ReplaceAll(row.name, " ", "-"), 1, row.devices)
+		var fits []string
+		for _, s := range w.Prioritize(t.Context(), pod, w.nodes) {
+			if s.Score > 0 {
+				fits = append(fits, s.Host)
+			}
+		}
+		if got := strings.Join(fits, " "); got != row.want {
+			t.Errorf("%s: got scores on %s, want on %s", row.name, got, row.want)
+		}
+		w.schedule(pod) // the allocator gives it what was expected
 	}
 }
 

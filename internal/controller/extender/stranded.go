@@ -59,7 +59,7 @@ func (s stranded) byModel() map[string]amounts {
 	all := map[string]amounts{}
 	names := slices.Collect(maps.Keys(s.usage.cpus))
 	s.view.Nodes(names, func(i int, devices *cluster.NodeDevices) {
-		s.scratch.reset(devices, nil)
+		s.scratch.reset(devices, nil, nil)
 		n := placement.Node{CPU: s.usage.cpus[names[i]] - s.usage.used[names[i]], GPUs: s.scratch.gpus}
 		for g, amount := range placement.Stranded(n, shapes) {
 			of := all[n.GPUs[g].Model]

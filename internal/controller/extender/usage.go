@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
@@ -21,7 +22,7 @@ const proposalLifetime = 5 * time.Second
 type proposal struct {
 	node    string
 	cpu     int64
-	takes   []take
+	takes   []fit.Take
 	claims  []types.NamespacedName // that get the takes
 	request placement.Request
 	shape   placement.Shape

@@ -34,7 +34,7 @@ func (w *world) left(name string) string {
 	}
 	text := fmt.Sprintf("%d cores, GPUs", (w.usage.cpus[name]-w.usage.used[name]-ahead.cpu)/1000)
 	w.view.Nodes([]string{name}, func(_ int, devices *cluster.NodeDevices) {
-		w.scratch.reset(devices, ahead.takes)
+		w.scratch.reset(devices, ahead.takes, nil)
 		for _, g := range w.scratch.gpus {
 			text += fmt.Sprintf(" %d", g.Idle)
 		}

@@ -167,7 +167,7 @@ func (s *states) account(g *cluster.GPU, holdings []cluster.Holding) {
 	held.memory, held.cores = g.Used(holdings)
 	s.allocated.add(held)
 	rest := &s.free
-	if g.Tainted() {
+	if !g.Admits(nil) {
 		rest = &s.tainted
 		if !g.Kept() {
 			s.taintedGPUs++

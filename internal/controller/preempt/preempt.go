@@ -266,12 +266,7 @@ func (p *Preemptor) wants(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 	return p.extended(pod) || slices.ContainsFunc(claims, func(c *resourceapi.ResourceClaim) bool {
 		_, isOwn := names[c.Name]
 		return isOwn && c.Namespace == pod.Namespace && c.Status.Allocation == nil && slices.ContainsFunc(
-			c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
-				return r.Exactly != nil && p.view.Ours(r.Exactly.DeviceClassName) || slices.ContainsFunc(
-					r.FirstAvailable, func(sub resourceapi.DeviceSubRequest) bool {
-						return p.view.Ours(sub.DeviceClassName)
-					})
-			})
+			cluster.Subrequests(&c.Spec), func(s cluster.Subrequest) bool { return p.view.Ours(*s.Class) })
 	})
 }
 

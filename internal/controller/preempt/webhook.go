@@ -48,14 +48,12 @@ func (t tolerator) Handle(_ context.Context, req webhook.Request) webhook.Respon
 			patches = append(patches, jsonpatch.NewOperation("add", at+"/tolerations/-", toleration))
 		}
 	}
-	for i, r := range claim.Spec.Devices.Requests {
-		at := fmt.Sprintf("/spec/devices/requests/%d/", i)
-		if r.Exactly != nil {
-			add(r.Exactly.DeviceClassName, r.Exactly.Tolerations, at+"exactly")
+	for _, s := range cluster.Subrequests(&claim.Spec) {
+		at := "exactly"
+		if s.Alternative >= 0 {
+			at = fmt.Sprintf("firstAvailable/%d", s.Alternative)
 		}
-		for j, sub := range r.FirstAvailable {
-			add(sub.DeviceClassName, sub.Tolerations, fmt.Sprintf("%sfirstAvailable/%d", at, j))
-		}
+		add(*s.Class, *s.Tolerations, fmt.Sprintf("/spec/devices/requests/%d/%s", s.Request, at))
 	}
 	if len(patches) == 0 {
 		return webhook.Allowed("")

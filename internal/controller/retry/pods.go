@@ -6,17 +6,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
@@ -35,96 +38,92 @@ func slim(pod *corev1.Pod) *corev1.Pod {
 		return s // it is updated when it is refused
 	}
 	s.Spec.ResourceClaims, s.Status.ResourceClaimStatuses = pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses
-	s.Spec.InitContainers, s.Spec.Containers = withExtended(pod.Spec.InitContainers), withExtended(pod.Spec.Containers)
+	extended := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	maps.DeleteFunc(extended, func(name corev1.ResourceName, _ resource.Quantity) bool {
+		return !strings.Contains(string(name), "/")
+	})
+	if len(extended) > 0 {
+		s.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: extended}}}
+	}
 	return s
 }
 
-// withExtended returns the containers that request extended resources, with nothing else.
-func withExtended(all []corev1.Container) (some []corev1.Container) {
-	for _, c := range all {
-		requests := corev1.ResourceList{}
-		for name, n := range c.Resources.Requests {
-			if strings.Contains(string(name), "/") {
-				requests[name] = n
-			}
-		}
-		if len(requests) > 0 {
-			some = append(some, corev1.Container{Resources: corev1.ResourceRequirements{Requests: requests}})
-		}
-	}
-	return some
-}
-
-// shape is a request for devices of the driver. Pods with equal requests have the same one.
+// shape is what pods lack of the driver's devices. Pods with equal claims have the same one.
 type shape struct {
-	text         string
-	alternatives []resourceapi.DeviceSubRequest // one of them is enough
+	text  string
+	specs []resourceapi.ResourceClaimSpec
 }
 
-// read returns what the pod still lacks of the driver's devices, in a list that is not nil.
-func (r *Retrier) read(ctx context.Context, pod *corev1.Pod) ([]*shape, error) {
-	all := []*shape{}
-	add := func(alternatives ...resourceapi.DeviceSubRequest) error {
-		s, err := r.intern(alternatives)
-		all = append(all, s)
-		return err
-	}
+// lacks returns the claims of the pod that have no devices. ok is false if one is not there: that is why it waits.
+func (r *Retrier) lacks(pod *corev1.Pod) (all []*resourceapi.ResourceClaim, ok bool) {
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
-			return []*shape{}, nil //nolint:nilerr // it is not generated yet: that is why the pod waits
+			return nil, false
 		}
 		if name == nil {
 			continue
 		}
-		claim, err := r.reads.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, *name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			return []*shape{}, nil
-		case err != nil:
-			return nil, fmt.Errorf("claim %s: %w", types.NamespacedName{Namespace: pod.Namespace, Name: *name}, err)
-		case claim.Status.Allocation != nil:
-			continue
+		claim, _, known := r.view.Pending(types.NamespacedName{Namespace: pod.Namespace, Name: *name})
+		if !known {
+			return nil, false
 		}
-		for _, request := range claim.Spec.Devices.Requests {
-			alternatives := slices.Clone(cluster.Alternatives(request))
-			if len(alternatives) == 0 {
-				continue
-			}
-			for i := range alternatives {
-				alternatives[i].Tolerations = nil // one may be for this pod alone
-			}
-			if err := add(alternatives...); err != nil {
-				return nil, err
-			}
+		if claim != nil {
+			all = append(all, claim)
 		}
 	}
-	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for _, c := range containers {
-			for name, n := range c.Resources.Requests {
-				class, ok := r.view.ExtendedClass(string(name))
-				if !ok || n.Value() <= 0 {
-					continue
-				}
-				if err := add(resourceapi.DeviceSubRequest{DeviceClassName: class, Count: n.Value()}); err != nil {
-					return nil, err
-				}
-			}
-		}
-	}
-	return all, nil
+	return all, true
 }
 
-// intern returns the shape of the alternatives.
-func (r *Retrier) intern(alternatives []resourceapi.DeviceSubRequest) (*shape, error) {
-	text, err := json.Marshal(alternatives)
+// shapeOf returns the shape of a pod that lacks these claims; nil: it lacks nothing.
+func (r *Retrier) shapeOf(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) (*shape, error) {
+	var specs []resourceapi.ResourceClaimSpec
+	for _, claim := range claims {
+		specs = append(specs, cluster.WithoutTokens(claim.Spec))
+	}
+	for _, c := range pod.Spec.Containers {
+		if extended := fit.Extended(r.view, c.Resources.Requests); len(extended.Devices.Requests) > 0 {
+			specs = append(specs, *extended)
+		}
+	}
+	if len(specs) == 0 {
+		return nil, nil
+	}
+	text, err := json.Marshal(specs)
 	if err != nil {
-		return nil, fmt.Errorf("encode a request: %w", err)
+		return nil, fmt.Errorf("encode the claims of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	if known := r.shapes[string(text)]; known != nil {
-		return known, nil
+	s := r.shapes[string(text)]
+	if s == nil {
+		s = &shape{string(text), specs}
+		r.shapes[s.text] = s
 	}
-	s := &shape{string(text), alternatives}
-	r.shapes[s.text] = s
 	return s, nil
+}
+
+// fits reports whether all of the shape fits on a node where a GPU that others use in part has room for a share of it.
+// A share that was counted twice is on such a GPU, because the scheduler tries all pods when a claim ends. What else a
+// pod asks of a node is not known here: a pod that seems to fit may have to wait.
+func (r *Retrier) fits(ctx context.Context, s *shape) (found bool) {
+	var d fit.Demand
+	for i := range s.specs {
+		d.Add(ctx, r.view, &s.specs[i])
+	}
+	nodes := map[string]bool{}
+	for _, request := range d.Requests {
+		for _, a := range request {
+			for kind, takes := range a.Takes {
+				if takes != nil {
+					r.view.Beside(kind, takes, a.Tolerations, nodes)
+				}
+			}
+		}
+	}
+	r.view.Nodes(slices.Collect(maps.Keys(nodes)), func(_ int, devices *cluster.NodeDevices) {
+		if !found && ctx.Err() == nil {
+			r.node.Reset(devices, nil)
+			_, found = r.node.Estimate(&d)
+		}
+	})
+	return found
 }

@@ -29,6 +29,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 )
@@ -48,11 +49,6 @@ const (
 	newRetries = 2
 	// attempt is the pause per refused pod: several times as long as the scheduler needs to try one.
 	attempt = 40 * time.Millisecond
-	// maxReads is how many claims are read in a round.
-	maxReads = 100
-	// readAgain is when a pod that lacks nothing is read again: its claim did not exist yet, or had an allocation that
-	// the scheduler has taken back since.
-	readAgain = 30 * time.Second
 	// maxPods is how many refused pods are remembered, and maxBytes the size of what they ask for.
 	maxPods, maxBytes = 20000, 16 << 20
 	// annotation of the class has the time of the last retry.
@@ -70,6 +66,7 @@ type Retrier struct {
 
 	waiting map[types.UID]*waiting
 	shapes  map[string]*shape // by their text
+	node    fit.Node          // scratch
 
 	retried   []types.UID // pods of the last retry, none of which has left since
 	fruitless int         // retries in a row after which no pod has left
@@ -78,9 +75,9 @@ type Retrier struct {
 
 // waiting is a pod that the scheduler has refused.
 type waiting struct {
-	shapes  []*shape  // what it lacks; nil: not read yet
-	read    time.Time // when
-	since   time.Time // it has fitted all the time since then; zero: it does not fit
+	claims  []*resourceapi.ResourceClaim // that it lacks devices of
+	shape   *shape                       // of these; nil: it lacks nothing, or that is not known
+	since   time.Time                    // it has fitted all the time since then; zero: it does not fit
 	retries int
 	next    time.Time // no retry earlier
 }
@@ -112,28 +109,29 @@ func (r *Retrier) Start(ctx context.Context) error {
 // round looks at the pods without a node, and retries once if one of them waits although it fits.
 func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) (last error) {
 	r.forget(pods)
-	judge := judge{view: r.view, known: map[*shape]verdict{}}
+	fits := map[*shape]bool{nil: false}
 	var due []*corev1.Pod
-	reads := maxReads
 	for _, pod := range pods {
 		w := r.waiting[pod.UID]
 		if w == nil {
 			continue
 		}
-		if w.shapes == nil || len(w.shapes) == 0 && now.Sub(w.read) >= readAgain {
-			if len(pod.Spec.ResourceClaims) > reads {
-				continue // others may have fewer claims
-			}
-			reads -= len(pod.Spec.ResourceClaims)
+		claims, ok := r.lacks(pod)
+		switch {
+		case !ok:
+			w.shape = nil
+		case w.shape == nil || !slices.Equal(claims, w.claims):
 			var err error
-			if w.shapes, err = r.read(ctx, pod); err != nil {
+			if w.shape, err = r.shapeOf(pod, claims); err != nil {
 				last = err
-				continue
 			}
-			w.read = now
 		}
-		switch fits := judge.pod(ctx, w.shapes); {
-		case !fits:
+		w.claims = claims
+		if _, judged := fits[w.shape]; !judged {
+			fits[w.shape] = r.fits(ctx, w.shape)
+		}
+		switch {
+		case !fits[w.shape]:
 			w.since, w.retries = time.Time{}, 0
 		case w.since.IsZero():
 			w.since = now
@@ -162,11 +160,9 @@ func (r *Retrier) forget(pods []*corev1.Pod) {
 			w = &waiting{}
 		}
 		refused[pod.UID] = w
-		for _, s := range w.shapes {
-			if shapes[s.text] == nil {
-				shapes[s.text] = s
-				bytes += len(s.text)
-			}
+		if s := w.shape; s != nil && shapes[s.text] == nil {
+			shapes[s.text] = s
+			bytes += len(s.text)
 		}
 	}
 	r.waiting, r.shapes = refused, shapes
@@ -186,7 +182,6 @@ func (r *Retrier) retry(ctx context.Context, due []*corev1.Pod, now time.Time) e
 		w := r.waiting[pod.UID]
 		w.next = now.Add(pauseAfter(w.retries))
 		w.retries++
-		w.shapes = nil // another pod may have got its claim allocated
 		r.retried = append(r.retried, pod.UID)
 		names = append(names, pod.Namespace+"/"+pod.Name)
 	}

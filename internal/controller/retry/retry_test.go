@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -54,9 +52,8 @@ type world struct {
 func newWorld(t *testing.T, use gpu.SharingMode, claims ...*resourceapi.ResourceClaim) *world {
 	t.Helper()
 	w := &world{view: clustertest.New(t, clustertest.SimNode{Name: "node-1", Profile: "t4-x2", Use: use})}
-	var objects []runtime.Object
 	for _, c := range claims {
-		objects = append(objects, c)
+		w.view.SetClaim(cluster.SlimClaim(c))
 	}
 	writes := fake.NewClientBuilder().WithScheme(scheme.Scheme).
 		WithObjects(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class}}).
@@ -69,7 +66,7 @@ func newWorld(t *testing.T, use gpu.SharingMode, claims ...*resourceapi.Resource
 			return c.Patch(ctx, o, p, options...)
 		}}).Build()
 	w.Retrier = newRetrier(&feature.Controller{View: w.view, Known: func() error { return nil }, Direct: writes,
-		Guard: feature.NewGuard()}, kubefake.NewClientset(objects...), class)
+		Guard: feature.NewGuard()}, kubefake.NewClientset(), class)
 	return w
 }
 
@@ -145,7 +142,8 @@ func TestWhichPodsAreRetried(t *testing.T) {
 		{"a whole GPU", gpu.SharingMode{}, half, request("count: 1"), nil, false},
 		{"two shares, of two GPUs", gpu.SharingMode{}, half, request("count: 2, " + part), nil, true},
 		{"three shares, of two GPUs", gpu.SharingMode{}, half, request("count: 3, " + part), nil, false},
-		{"all GPUs", gpu.SharingMode{}, half, request("allocationMode: All, " + part), nil, false},
+		{"all GPUs", gpu.SharingMode{}, half, request("allocationMode: All, " + part), nil, true},
+		{"all GPUs, and one has no room", gpu.SharingMode{}, all, request("allocationMode: All, " + part), nil, false},
 		{"a share of another model", gpu.SharingMode{}, half, request(part + `, selectors: [{cel: {expression: ` +
 			`"device.attributes['gpu.nvidia.com'].productName == 'H100'"}}]`), nil, false},
 		{"a class that does not exist", gpu.SharingMode{}, half, strings.ReplaceAll(share, "gpu.nvidia.com", "x"), nil,
@@ -281,32 +279,26 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// Claims of pods are read once, and again after a retry; not in each round.
-func TestReads(t *testing.T) {
+// What equal pods lack is in memory once, and is forgotten with them.
+func TestShapes(t *testing.T) {
 	w := newWorld(t, gpu.SharingMode{}, named(t, "claim", share))
 	w.hold(first, all)
-	for i := range 3 * maxReads {
+	for i := range 300 {
 		w.pods = append(w.pods, refused(fmt.Sprint(i), "claim"))
 	}
-	reads := w.reads.(*kubefake.Clientset)
-	for i, want := range []int{maxReads, 2 * maxReads, 3 * maxReads, 3 * maxReads, 3 * maxReads} {
-		w.pass(t, period)
-		if got := len(reads.Actions()); got != want {
-			t.Errorf("round %d: got %d reads, want %d", i, got, want)
-		}
-	}
+	w.pass(t, period)
 	if got := len(w.shapes); got != 1 {
-		t.Errorf("got %d requests in memory, want 1 for all replicas", got)
+		t.Errorf("got %d shapes in memory, want 1 for all replicas", got)
 	}
 	w.pods = nil
 	w.pass(t, period)
 	if len(w.shapes)+len(w.waiting) > 0 {
-		t.Errorf("got %d requests and %d pods in memory, want none", len(w.shapes), len(w.waiting))
+		t.Errorf("got %d shapes and %d pods in memory, want none", len(w.shapes), len(w.waiting))
 	}
 }
 
-// A pod lacks nothing when it is read first, because its claim does not exist or is allocated, and later it does.
-func TestReadsAgain(t *testing.T) {
+// A claim that does not exist yet, or has devices that the scheduler takes back, counts as soon as it lacks devices.
+func TestClaimThatLacksDevicesLater(t *testing.T) {
 	allocated := named(t, "claim", share)
 	allocated.Status.Allocation = &resourceapi.AllocationResult{}
 	for name, claims := range map[string][]*resourceapi.ResourceClaim{"does not exist": nil, "allocated": {allocated}} {
@@ -317,22 +309,32 @@ func TestReadsAgain(t *testing.T) {
 		if len(w.retried) > 0 {
 			t.Errorf("%s: retried at %v, want no retry", name, w.retried)
 		}
-		reads := w.reads.(*kubefake.Clientset)
-		if got := len(reads.Actions()); got != 1 {
-			t.Errorf("%s: got %d reads, want 1", name, got)
-		}
-		if err := errors.Join(client.IgnoreNotFound(reads.Tracker().Delete(claimsResource, "ns", "claim")),
-			reads.Tracker().Create(claimsResource, named(t, "claim", share), "ns")); err != nil {
-			t.Fatal(err)
-		}
-		w.pass(t, readAgain+3*settle)
+		w.view.SetClaim(cluster.SlimClaim(named(t, "claim", share)))
+		w.pass(t, settle+2*period)
 		if len(w.retried) == 0 {
 			t.Errorf("%s: not retried since the claim lacks a GPU", name)
 		}
 	}
 }
 
-var claimsResource = resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+// The last GPU with room is kept for a team: only pods of the team are retried.
+func TestReservedGPUs(t *testing.T) {
+	for value, want := range map[string]bool{"vision": true, "speech": false} {
+		w := newWorld(t, gpu.SharingMode{}, named(t, "claim", strings.Replace(share, "capacity:", `tolerations: [{key: `+
+			cluster.ReservedTaint+`, operator: Equal, value: `+value+`, effect: NoSchedule}], capacity:`, 1)))
+		w.hold(first, half)
+		w.hold(second, all)
+		w.view.SetTaintRule(&resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr.To(clustertest.Driver)},
+			Taint: resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: "vision",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
+		w.pods = []*corev1.Pod{refused("pod", "claim")}
+		w.pass(t, 3*settle)
+		if got := len(w.retried) > 0; got != want {
+			t.Errorf("a pod of team %s: got retries at %v, want some: %t", value, w.retried, want)
+		}
+	}
+}
 
 // The leader learns of pods by a watch, and a refused pod is retried by an update of the class.
 func TestStart(t *testing.T) {
@@ -369,31 +371,16 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// Pods that differ by what their claims tolerate have one shape.
-func TestShapesWithoutTolerations(t *testing.T) {
+// Pods that differ only by what their claims tolerate for one pod alone have one shape.
+func TestShapesWithoutTokens(t *testing.T) {
 	devices := func(pod string) string {
 		return `requests: [{name: gpu, firstAvailable: [{name: one, deviceClassName: gpu.nvidia.com, tolerations: [{key:
 			gpu.nvidia.com/preemption, operator: Equal, value: ` + pod + `, effect: NoSchedule}]}]}]`
 	}
 	w := newWorld(t, gpu.SharingMode{Sharing: gpu.Exclusive}, named(t, "a", devices("a")), named(t, "b", devices("b")))
-	a, err := w.read(t.Context(), refused("a", "a"))
-	b, other := w.read(t.Context(), refused("b", "b"))
-	if err := errors.Join(err, other); err != nil || len(a) != 1 || len(b) != 1 || a[0] != b[0] {
-		t.Errorf("got %+v and %+v (%v), want one shape", a, b, err)
-	}
-}
-
-// Pods with more claims than are read in a round do not keep others from being read.
-func TestPodsWithManyClaims(t *testing.T) {
-	w := newWorld(t, gpu.SharingMode{}, named(t, "mine", share))
-	w.hold(first, half)
-	w.hold(second, all)
-	for i := range 3 {
-		w.pods = append(w.pods, refused(fmt.Sprint("many-", i), slices.Repeat([]string{"one"}, maxReads+1)...))
-	}
-	w.pods = append(w.pods, refused("mine", "mine"))
-	w.pass(t, settle+2*period)
-	if len(w.retried) == 0 {
-		t.Error("the pod that fits is not retried")
+	w.pods = []*corev1.Pod{refused("a", "a"), refused("b", "b")}
+	w.pass(t, period)
+	if a, b := w.waiting["a"].shape, w.waiting["b"].shape; a == nil || a != b {
+		t.Errorf("got the shapes %+v and %+v, want one", a, b)
 	}
 }

@@ -107,14 +107,11 @@ func (e Expander) rankable(r resourceapi.ExactDeviceRequest) bool {
 // of the spec, as the user wrote it.
 func (e Expander) Unranked(spec *resourceapi.ResourceClaimSpec, root *field.Path) []string {
 	var all []string
-	for i, r := range spec.Devices.Requests {
-		for j, sub := range r.FirstAvailable {
-			if sub.DeviceClassName == e.Class {
-				all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that "+
-					"names it under exactly",
-					root.Child("devices", "requests").Index(i).Child("firstAvailable").Index(j).Child(
-						"deviceClassName"), e.Class))
-			}
+	for _, s := range cluster.Subrequests(spec) {
+		if s.Alternative >= 0 && *s.Class == e.Class {
+			all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that names "+
+				"it under exactly", root.Child("devices", "requests").Index(s.Request).Child("firstAvailable").Index(
+				s.Alternative).Child("deviceClassName"), e.Class))
 		}
 	}
 	return all
@@ -210,7 +207,7 @@ func (e Expander) findFree(tiers []tier, r resourceapi.ExactDeviceRequest) {
 	for i, t := range tiers {
 		var n int64
 		for _, kind := range t.kinds {
-			n += e.View.Available(kind, capacities(r), max(1, r.Count), ahead+1-n)
+			n += e.View.Available(kind, capacities(r), r.Tolerations, max(1, r.Count), ahead+1-n)
 		}
 		tiers[i].free = n > ahead
 		ahead -= min(ahead, n)

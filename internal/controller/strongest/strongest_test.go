@@ -11,7 +11,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -288,11 +290,11 @@ func TestFreeDevices(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "h", Profile: "dgx-h100"}, clustertest.SimNode{Name: "t",
 		Profile: "t4-x2"})
 	e := Expander{View: v, Class: class, Ranks: 4}
-	room := func(count int64) string {
+	room := func(count int64, tolerations ...resourceapi.DeviceToleration) string {
 		var text []string
 		c, _ := v.Class(class)
 		tiers := e.tiers(t.Context(), resourceapi.ExactDeviceRequest{Count: count}, c)
-		e.findFree(tiers, resourceapi.ExactDeviceRequest{Count: count})
+		e.findFree(tiers, resourceapi.ExactDeviceRequest{Count: count, Tolerations: tolerations})
 		for _, t := range tiers {
 			text = append(text, fmt.Sprintf("%d:%t", t.peak, t.free))
 		}
@@ -327,4 +329,12 @@ func TestFreeDevices(t *testing.T) {
 	waiting.CreationTimestamp = metav1.Now()
 	v.SetClaim(waiting)
 	same("somebody waits for it", room(1), "989:false 65:true")
+	v.DeleteClaim(types.NamespacedName{Namespace: waiting.Namespace, Name: waiting.Name})
+	v.SetTaintRule(&resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: ptr.To("h")},
+		Taint: resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: "vision",
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
+	same("it is kept for a team", room(1), "989:false 65:true")
+	same("the team asks", room(1, resourceapi.DeviceToleration{Key: cluster.ReservedTaint,
+		Operator: resourceapi.DeviceTolerationOpExists}), "989:true 65:true")
 }

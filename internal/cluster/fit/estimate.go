@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fit
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Whole is all of a GPU, in thousandths.
+const Whole = 1000
+
+// Take is what a pod gets of one GPU.
+type Take struct {
+	GPU    *cluster.GPU
+	Index  int     // of the GPU, among those of its node
+	Device string  // a partition; "": the GPU
+	Shares []int64 // of its capacities; nil: all of it
+	Amount int64   // thousandths
+}
+
+// of returns the use of the GPU with the take added.
+func (t Take) of(u cluster.Use) cluster.Use {
+	switch {
+	case t.Device != "":
+		u.Parts = min(Whole, u.Parts+max(1, t.Amount))
+	case t.Shares == nil || len(t.Shares) != len(u.Consumed):
+		u.Whole = true
+	default:
+		u.Consumed = slices.Clone(u.Consumed)
+		for i, n := range t.Shares {
+			u.Consumed[i] += n
+		}
+	}
+	return u
+}
+
+// Node is a node while devices are given out on it. It is used for one node after the other, and while the view is
+// locked: as the devices that cluster.View.Nodes yields.
+type Node struct {
+	// Takes are what Estimate has given out.
+	Takes []Take
+	// Unsure says that Estimate could not know.
+	Unsure bool
+
+	devices *cluster.NodeDevices
+	uses    []cluster.Use // of each GPU
+	saved   []cluster.Use // of the GPU of each take, before it
+	taken   []string      // existing partitions that pods are about to get
+	tries   int
+}
+
+// Reset begins with another node, where other pods are about to get something. nil: it has no devices.
+func (n *Node) Reset(devices *cluster.NodeDevices, ahead []Take) {
+	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0]}
+	for _, g := range n.GPUs() {
+		n.uses = append(n.uses, g.Use())
+	}
+	for _, t := range ahead {
+		// A slice that was updated has other objects for the same GPUs.
+		if i := slices.IndexFunc(n.GPUs(), func(g *cluster.GPU) bool {
+			return g.Pool == t.GPU.Pool && g.Name == t.GPU.Name
+		}); i >= 0 {
+			t.Index = i
+			n.add(t)
+		}
+	}
+}
+
+// GPUs returns the GPUs of the node.
+func (n *Node) GPUs() []*cluster.GPU {
+	if n.devices == nil {
+		return nil
+	}
+	return n.devices.GPUs
+}
+
+// Idle returns how many thousandths of the GPU are left for pods with these tolerations.
+func (n *Node) Idle(gpu int, tolerations []resourceapi.DeviceToleration) int64 {
+	return n.devices.GPUs[gpu].Idle(n.uses[gpu], tolerations)
+}
+
+func (n *Node) add(t Take) {
+	n.uses[t.Index] = t.of(n.uses[t.Index])
+	if t.Device != "" {
+		n.taken = append(n.taken, t.Device)
+	}
+}
+
+// MaxTries is how many alternatives and devices are tried on a node in vain: users choose how many requests there are.
+const MaxTries = 64
+
+// Estimate gives out devices for all requests, into n.Takes, as the scheduler does. rank is the sum of the positions of
+// the alternatives. ok is false if something does not fit, and also if that is not known after MaxTries.
+func (n *Node) Estimate(d *Demand) (rank int, ok bool) {
+	n.tries = 0
+	rank, ok = n.search(d.Requests)
+	n.Unsure = d.Unsure || n.tries > MaxTries
+	return rank, ok
+}
+
+// search tries the alternatives of the first request, each with those of the other requests.
+func (n *Node) search(requests []Request) (rank int, ok bool) {
+	if len(requests) == 0 {
+		return 0, true
+	}
+	for position := range requests[0] {
+		a := &requests[0][position]
+		if rank, ok := n.give(a, 0, a.Count, requests[1:]); ok {
+			return rank + position, true
+		}
+		if n.tries++; n.tries > MaxTries {
+			return 0, false
+		}
+	}
+	return 0, false
+}
+
+// give gives out as many devices as are missing for an alternative, from that place on, and those for the rest of the
+// requests. The places of a node are its devices, and then each GPU for each kind of possible partition.
+func (n *Node) give(a *Alternative, place int, missing int64, rest []Request) (rank int, ok bool) {
+	if a.Foreign || missing == 0 {
+		return n.search(rest)
+	}
+	if n.devices == nil {
+		return 0, false
+	}
+	before := len(n.Takes)
+	if a.All {
+		if n.all(a) {
+			rank, ok = n.search(rest)
+		}
+		if !ok {
+			n.undo(before)
+		}
+		return rank, ok
+	}
+	for devices := n.devices.Devices; n.tries <= MaxTries; place++ {
+		next := place
+		if place < len(devices) {
+			if _, fits := n.device(devices[place], a); !fits {
+				continue
+			}
+			next++
+		} else if like, i, ok := n.devices.Possible(place - len(devices)); !ok {
+			break
+		} else if !n.possible(like, i, a) {
+			continue
+		}
+		if rank, ok := n.give(a, next, missing-1, rest); ok {
+			return rank, true
+		}
+		n.undo(before)
+		if len(rest) == 0 {
+			return 0, false // another device would leave no more for this request
+		}
+		n.tries++
+	}
+	return 0, false
+}
+
+// all takes all devices that the alternative accepts.
+func (n *Node) all(a *Alternative) bool {
+	some := false
+	for _, d := range n.devices.Devices {
+		accepted, fits := n.device(d, a)
+		if accepted && !fits {
+			return false
+		}
+		some = some || accepted
+	}
+	return some
+}
+
+// device takes a device, other than a possible partition, if the alternative accepts it and it fits.
+func (n *Node) device(d cluster.NodeDevice, a *Alternative) (accepted, fits bool) {
+	shares, accepted := a.Takes[d.Kind]
+	of := n.devices.GPUs[d.GPU]
+	part := d.Device != of.Whole && d.Device != of.VM
+	switch {
+	case !accepted || part && !d.Exists():
+		return false, false
+	case !d.Admits(a.Tolerations) || part && !n.free(d.GPU, d.Name) || !part && !d.Kind.Room(n.uses[d.GPU], shares):
+		return true, false
+	}
+	take := Take{GPU: of, Index: d.GPU, Shares: shares, Amount: Whole}
+	switch {
+	case part:
+		take.Device, take.Amount = d.Name, amountOf(d.Device, of)
+	case shares != nil:
+		take.Amount = d.Kind.Share(shares)
+	}
+	n.get(take)
+	return true, true
+}
+
+// free reports whether nobody has the partition of the GPU, or all of that, or shares of it.
+func (n *Node) free(i int, device string) bool {
+	u := n.uses[i]
+	return !u.Whole && !slices.ContainsFunc(u.Consumed, func(c int64) bool { return c > 0 }) &&
+		!slices.Contains(n.taken, device) &&
+		!slices.ContainsFunc(n.devices.GPUs[i].Held, func(h cluster.Held) bool { return h.Device == device })
+}
+
+// amountOf returns how much of a GPU a partition is, in thousandths.
+func amountOf(d *cluster.Device, of *cluster.GPU) int64 {
+	return d.Kind.Capacity("memory") * Whole / max(1, of.Memory())
+}
+
+// possible takes a possible partition, or vGPU, of the GPU. like is one of the kind.
+func (n *Node) possible(like *cluster.Device, i int, a *Alternative) bool {
+	g := n.devices.GPUs[i]
+	if _, accepted := a.Takes[like.Kind]; !accepted || like.Kind.Product() != g.Product() {
+		return false
+	}
+	var left cluster.Counters
+	for _, slot := range g.Slots(gpu.PartitionProfile(like.Name)) {
+		name := g.Name + slot.Suffix
+		if !n.free(i, name) || !g.AdmitsPart(name, a.Tolerations) {
+			continue
+		}
+		if left == nil {
+			left = g.Left(n.taken)
+		}
+		if left.Suffice(slot.Consumes) {
+			n.get(Take{GPU: g, Index: i, Device: name, Amount: amountOf(like, g)})
+			return true
+		}
+	}
+	return false
+}
+
+// get adds a take of the pod.
+func (n *Node) get(t Take) {
+	n.saved = append(n.saved, n.uses[t.Index])
+	n.add(t)
+	n.Takes = append(n.Takes, t)
+}
+
+// undo gives back all but the first takes.
+func (n *Node) undo(first int) {
+	for i := len(n.Takes) - 1; i >= first; i-- {
+		t := n.Takes[i]
+		n.uses[t.Index] = n.saved[i]
+		if t.Device != "" {
+			n.taken = n.taken[:len(n.taken)-1]
+		}
+	}
+	n.Takes, n.saved = n.Takes[:first], n.saved[:first]
+}

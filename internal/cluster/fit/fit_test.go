@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fit_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// world is a cluster with a view of it.
+type world struct {
+	t        *testing.T
+	view     *cluster.View
+	nodes    []clustertest.SimNode
+	slices   []*resourceapi.ResourceSlice
+	rules    []*resourceapi.DeviceTaintRule
+	classes  fit.Classes
+	claims   []*resourceapi.ResourceClaim // that hold devices
+	compiled *cel.Cache
+	scratch  fit.Node
+}
+
+func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
+	t.Helper()
+	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes, classes: fit.Classes{},
+		compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+	for _, n := range nodes {
+		w.slices = append(w.slices, clustertest.Slices(t, n)...)
+	}
+	for _, c := range clustertest.Classes(t) {
+		w.classes[c.Name] = c
+	}
+	return w
+}
+
+// place asks the allocator about the claim on the node.
+func (w *world) place(claim *resourceapi.ResourceClaim, node string) *resourceapi.AllocationResult {
+	w.t.Helper()
+	results, err := w.classes.Place(w.t.Context(), w.compiled, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		cluster.Tainted(w.slices, w.rules), fit.HeldBy(w.claims, nil), claim)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if len(results) == 0 {
+		return nil
+	}
+	return &results[0]
+}
+
+// estimate returns the GPUs that the claim gets on the node by the estimate; nil: it does not fit.
+func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []string, sure bool) {
+	var d fit.Demand
+	d.Add(w.t.Context(), w.view, &cluster.SlimClaim(claim).Spec)
+	w.view.Nodes([]string{node}, func(_ int, devices *cluster.NodeDevices) {
+		w.scratch.Reset(devices, nil)
+		if _, ok := w.scratch.Estimate(&d); ok {
+			for _, t := range w.scratch.Takes {
+				gpus = append(gpus, t.GPU.Name)
+			}
+		}
+	})
+	return gpus, !w.scratch.Unsure
+}
+
+func (w *world) hold(claim *resourceapi.ResourceClaim, a *resourceapi.AllocationResult) {
+	claim.Status.Allocation = a
+	w.claims = append(w.claims, claim)
+	w.view.SetClaim(cluster.SlimClaim(claim))
+}
+
+func (w *world) release(i int) {
+	w.view.DeleteClaim(types.NamespacedName{Namespace: w.claims[i].Namespace, Name: w.claims[i].Name})
+	w.claims = slices.Delete(w.claims, i, i+1)
+}
+
+// reserve keeps all GPUs of a pool for a team, or one, or ends that.
+func (w *world) reserve(r *rand.Rand) {
+	number := fmt.Sprint(r.IntN(4))
+	w.rules = slices.DeleteFunc(w.rules, func(o *resourceapi.DeviceTaintRule) bool {
+		was := strings.HasPrefix(o.Name, number)
+		if was {
+			w.view.DeleteTaintRule(o.Name)
+		}
+		return was
+	})
+	s := w.slices[r.IntN(len(w.slices))]
+	if r.IntN(2) == 0 || len(s.Spec.Devices) == 0 {
+		return
+	}
+	taint := resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: teams[r.IntN(len(teams))],
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	all, whole := r.IntN(5) == 0, gpu.ParentName(s.Spec.Devices[r.IntN(len(s.Spec.Devices))].Name)
+	for _, other := range w.slices {
+		for _, d := range other.Spec.Devices {
+			if other.Spec.Pool.Name != s.Spec.Pool.Name || !all && gpu.ParentName(d.Name) != whole {
+				continue
+			}
+			rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: number + d.Name}}
+			rule.Spec.Taint = taint
+			rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: &s.Spec.Driver,
+				Pool: &s.Spec.Pool.Name, Device: ptr.To(d.Name)}
+			w.rules = append(w.rules, rule)
+			w.view.SetTaintRule(rule)
+		}
+	}
+}
+
+var teams = []string{"vision", "speech"}
+
+// fleet is a cluster, and what its pods ask for.
+type fleet struct {
+	name    string
+	nodes   []clustertest.SimNode
+	request func(*rand.Rand) string
+}
+
+const driver = "deviceClassName: gpu.nvidia.com"
+
+func share(r *rand.Rand, gi int) string {
+	var capacity []string
+	if r.IntN(3) > 0 {
+		capacity = append(capacity, fmt.Sprintf("memory: %dMi", 100+r.IntN(gi*1024)))
+	}
+	if r.IntN(2) > 0 || capacity == nil {
+		capacity = append(capacity, fmt.Sprintf("cores: %d", 1+r.IntN(60)))
+	}
+	return driver + ", capacity: {requests: {" + strings.Join(capacity, ", ") + "}}"
+}
+
+func tolerations(r *rand.Rand) string {
+	switch r.IntN(4) {
+	case 0:
+		return ", tolerations: [{key: " + cluster.ReservedTaint + ", operator: Equal, value: " +
+			teams[r.IntN(len(teams))] + ", effect: NoSchedule}]"
+	case 1:
+		return ", tolerations: [{operator: Exists}]"
+	}
+	return ""
+}
+
+func exactly(of string) string { return "exactly: {" + of + "}" }
+
+var fleets = []fleet{
+	{"shares and whole GPUs", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
+		func(r *rand.Rand) string {
+			if r.IntN(4) == 0 {
+				return exactly(fmt.Sprintf("%s, count: %d%s", driver, 1+r.IntN(3), tolerations(r)))
+			}
+			return exactly(share(r, 20) + tolerations(r))
+		}},
+	{"replicas", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4", Use: gpu.SharingMode{Sharing: gpu.Replicated,
+		Replicas: 4}}}, func(r *rand.Rand) string {
+		return exactly(fmt.Sprintf("deviceClassName: shared.gpu.nvidia.com, count: %d%s", 1+r.IntN(2), tolerations(r)))
+	}},
+	{"exclusive GPUs by model", []clustertest.SimNode{{Name: "a", Profile: "mixed", Use: gpu.SharingMode{
+		Sharing: gpu.Exclusive}}}, func(r *rand.Rand) string {
+		return exactly(driver + ", selectors: [{cel: {expression: \"device.attributes['gpu.nvidia.com'].productName." +
+			"contains('" + []string{"L", "T", "A"}[r.IntN(3)] + "')\"}}]" + tolerations(r))
+	}},
+	{"alternatives", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
+		func(r *rand.Rand) string {
+			return "firstAvailable: [{name: two, count: 2, " + driver + tolerations(r) + "}, {name: some, " +
+				share(r, 20) + tolerations(r) + "}, {name: none, deviceClassName: mig.nvidia.com}]"
+		}},
+	{"partitions", []clustertest.SimNode{{Name: "a", Profile: "dgx-h100"}}, func(r *rand.Rand) string {
+		return exactly(fmt.Sprintf("deviceClassName: %s.nvidia.com, count: %d%s", []string{"mig-1g.10gb",
+			"mig-1g.20gb", "mig-1g.10gb.me", "mig-2g.20gb", "mig-3g.40gb", "mig-4g.40gb", "gpu"}[r.IntN(7)],
+			1+r.IntN(2), tolerations(r)))
+	}},
+	{"any partition", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}, {Name: "b", Profile: "dgx-h100"}},
+		func(r *rand.Rand) string {
+			if r.IntN(3) == 0 {
+				return exactly("deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: \"device.capacity['" +
+					"gpu.nvidia.com'].memory.isGreaterThan(quantity('" + fmt.Sprint(5+r.IntN(60)) + "Gi'))\"}}]" +
+					tolerations(r))
+			}
+			return exactly("deviceClassName: mig.nvidia.com" + tolerations(r))
+		}},
+	{"vGPUs", []clustertest.SimNode{{Name: "a", Profile: "a16-x4"}}, func(r *rand.Rand) string {
+		return exactly(fmt.Sprintf("deviceClassName: %s.nvidia.com, count: %d%s", []string{"vgpu", "vgpu",
+			"gpu"}[r.IntN(3)], 1+r.IntN(2), tolerations(r)))
+	}},
+	{"GPUs for virtual machines", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
+		func(r *rand.Rand) string {
+			if r.IntN(3) == 0 {
+				return exactly(fmt.Sprintf("deviceClassName: vfio.gpu.nvidia.com, count: %d%s", 1+r.IntN(2),
+					tolerations(r)))
+			}
+			return exactly(share(r, 20) + tolerations(r))
+		}},
+	{"all GPUs", []clustertest.SimNode{{Name: "a", Profile: "t4-x2"}, {Name: "b", Profile: "t4-x2"}},
+		func(r *rand.Rand) string {
+			if r.IntN(2) == 0 {
+				return exactly(share(r, 4) + tolerations(r))
+			}
+			return exactly(driver + ", allocationMode: All" + tolerations(r))
+		}},
+}
+
+// What Estimate gives out, Place does, on the same GPUs: for random claims that come and go, while GPUs are kept for
+// teams.
+func TestEstimateIsPlace(t *testing.T) {
+	for _, f := range fleets {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			placed, refused, unsure := 0, 0, 0
+			for seed := range uint64(3) {
+				r := rand.New(rand.NewPCG(seed, seed))
+				w := newWorld(t, f.nodes...)
+				for i := range 200 {
+					if r.IntN(8) == 0 {
+						w.reserve(r)
+					}
+					for len(w.claims) > 0 && r.IntN(4) == 0 {
+						w.release(r.IntN(len(w.claims)))
+					}
+					requests := "{name: r0, " + f.request(r) + "}"
+					if r.IntN(3) == 0 {
+						requests += ", {name: r1, " + f.request(r) + "}"
+					}
+					claim := clustertest.Claim(t, "requests: ["+requests+"]")
+					claim.Name = fmt.Sprint("c", i)
+					claim.UID = types.UID(claim.Name)
+					for _, n := range f.nodes {
+						got, sure := w.estimate(claim, n.Name)
+						result := w.place(claim, n.Name)
+						var want []string
+						if result != nil {
+							for _, of := range result.Devices.Results {
+								want = append(want, gpu.ParentName(of.Device))
+							}
+						}
+						switch {
+						case !sure:
+							unsure++
+						case !slices.Equal(got, want):
+							t.Errorf("seed %d, claim %d on %s, %s: estimated %v, the allocator gives %v", seed, i,
+								n.Name, requests, got, want)
+						}
+						if result == nil {
+							refused++
+							continue
+						}
+						placed++
+						w.hold(claim, result)
+						break
+					}
+				}
+			}
+			if placed < 100 || refused < 100 {
+				t.Errorf("%d were placed and %d were not: this shows nothing", placed, refused)
+			}
+			if most := (placed + refused) / 50; unsure > most {
+				t.Errorf("%d of %d estimates say that they cannot know; want at most %d", unsure, placed+refused, most)
+			}
+		})
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+)
+
+// features are those of Kubernetes 1.37 by default.
+var features = structured.Features{
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
+	DeviceBindingAndStatus: true, ConsumableCapacity: true, FractionalCapacityRange: true,
+}
+
+// DeviceID names a device.
+type DeviceID = structured.DeviceID
+
+// NameOf returns the name of a device.
+func NameOf(driver, pool, device string) DeviceID {
+	return structured.MakeDeviceID(driver, pool, device)
+}
+
+// Held is what claims hold.
+type Held struct{ state structured.AllocatedState }
+
+// HeldBy returns what the claims hold that have not ended.
+func HeldBy(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) Held {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, claim := range claims {
+		if ended[claim.UID] {
+			continue
+		}
+		for _, r := range cluster.Results(claim) {
+			id := NameOf(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	return Held{state}
+}
+
+// Any reports whether a claim holds something of the device, and all whether one holds all of it.
+func (h Held) Any(id DeviceID) (some, all bool) {
+	return structured.IsDeviceAllocated(id, &h.state), h.state.AllocatedDevices.Has(id)
+}
+
+// Capacity returns what shares hold of a capacity of the device; nil: nothing.
+func (h Held) Capacity(id DeviceID, name resourceapi.QualifiedName) *resource.Quantity {
+	return h.state.AggregatedCapacity[id][name]
+}
+
+// Classes are device classes by name.
+type Classes map[string]*resourceapi.DeviceClass
+
+// List returns all classes, by name.
+func (c Classes) List() ([]*resourceapi.DeviceClass, error) {
+	var all []*resourceapi.DeviceClass
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		all = append(all, c[name])
+	}
+	return all, nil
+}
+
+// Get returns the class.
+func (c Classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	if class := c[name]; class != nil {
+		return class, nil
+	}
+	return nil, fmt.Errorf("no DeviceClass %s", name)
+}
+
+// Place asks Kubernetes' allocator which devices the claims get together on the node, of these slices, which must be
+// all of their pools. No results and no error: they do not fit.
+func (c Classes) Place(ctx context.Context, compiled *cel.Cache, node *corev1.Node,
+	published []*resourceapi.ResourceSlice, held Held,
+	claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	allocator, err := structured.NewAllocator(ctx, features, held.state, c, published, compiled)
+	if err != nil {
+		return nil, err
+	}
+	results, err := allocator.Allocate(ctx, node, claims)
+	if errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		return nil, nil
+	}
+	return results, err
+}
+
+// Near reports whether the node can have the device of the slice; nil: all devices of it. It cannot if the selector has
+// an error.
+func Near(node *corev1.Node, s *resourceapi.ResourceSlice, d *resourceapi.Device) bool {
+	name, all, selector := s.Spec.NodeName, s.Spec.AllNodes, s.Spec.NodeSelector
+	if d != nil && ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
+		name, all, selector = d.NodeName, d.AllNodes, d.NodeSelector
+	}
+	ok, err := structured.NodeMatches(features, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
+	return err == nil && ok
+}
