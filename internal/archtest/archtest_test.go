@@ -115,7 +115,7 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	// It explains a claim as the answers about waiting pods do.
 	"internal/controller/admission": {"internal/controller/feature", "internal/controller/strongest",
-		"internal/cluster", "internal/remote", "internal/why", "pkg/allocation", "pkg/api",
+		"internal/cluster", "internal/cluster/fit", "internal/remote", "internal/why", "pkg/allocation", "pkg/api",
 		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/explain": {"internal/cluster", "internal/cluster/read", "internal/controller/admission",

@@ -4,8 +4,6 @@ package cluster
 
 import (
 	"cmp"
-	"fmt"
-	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -200,37 +198,4 @@ func (v *View) Device(pool, name string) *resourceapi.Device {
 		return &g.Whole.Kind.Device
 	}
 	return &resourceapi.Device{}
-}
-
-// GPUsOfNodes returns how many whole GPUs of each kind nodes have, each combination once. The caller must not change
-// them. They are computed when slices have changed, and not for each claim: a cluster has thousands of GPUs.
-func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
-	if known := v.ofNodes.Load(); known != nil {
-		return *known
-	}
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	nodes := map[string]map[*DeviceKind]int64{}
-	for _, g := range v.gpus {
-		if g.Whole == nil {
-			continue
-		}
-		node := cmp.Or(g.Node, g.Pool)
-		if nodes[node] == nil {
-			nodes[node] = map[*DeviceKind]int64{}
-		}
-		nodes[node][g.Whole.Kind]++
-	}
-	different := map[string]map[*DeviceKind]int64{}
-	for _, kinds := range nodes {
-		text := ""
-		byID := func(a, b *DeviceKind) int { return cmp.Compare(a.ID, b.ID) }
-		for _, k := range slices.SortedFunc(maps.Keys(kinds), byID) {
-			text += fmt.Sprintf("%s%d ", k.ID, kinds[k])
-		}
-		different[text] = kinds
-	}
-	all := slices.Collect(maps.Values(different))
-	v.ofNodes.Store(&all) // changes wait for v.mu
-	return all
 }

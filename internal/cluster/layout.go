@@ -60,30 +60,23 @@ func (g *GPU) Slots(profile string) []Slot {
 	return g.layout.slots[profile]
 }
 
-// Left returns what is left of the counters of the GPU beside what claims hold, and beside other devices of it.
-func (g *GPU) Left(others []string) Counters {
+// Left returns what is left of the counters of the GPU beside the devices of it.
+func (g *GPU) Left(devices []string) Counters {
 	left := Counters{}
 	for name, n := range g.layout.total {
 		left[name] = n
 	}
-	for _, h := range g.Held {
-		g.subtract(left, h.Device)
-	}
-	for _, device := range others {
-		g.subtract(left, device)
-	}
-	return left
-}
-
-func (g *GPU) subtract(left Counters, device string) {
-	suffix, own := strings.CutPrefix(device, g.Name)
-	for _, s := range g.Slots(gpu.PartitionProfile(device)) {
-		if own && s.Suffix == suffix {
-			for name, n := range s.Consumes {
-				left[name] -= n
+	for _, device := range devices {
+		suffix, own := strings.CutPrefix(device, g.Name)
+		for _, s := range g.Slots(gpu.PartitionProfile(device)) {
+			if own && s.Suffix == suffix {
+				for name, n := range s.Consumes {
+					left[name] -= n
+				}
 			}
 		}
 	}
+	return left
 }
 
 // Suffice reports whether the counters suffice for a partition.

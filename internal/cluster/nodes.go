@@ -4,7 +4,9 @@ package cluster
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
@@ -111,6 +113,28 @@ func (n *NodeDevices) Possible(place int) (like *Device, index int, ok bool) {
 		return n.possible[n.mig+place%virtual], place / virtual, true
 	}
 	return nil, 0, false
+}
+
+// DifferentNodes returns the names of nodes, one for each combination of kinds of devices. The caller must not change
+// them. They are computed when slices have changed, and not for each claim: a cluster has thousands of nodes.
+func (v *View) DifferentNodes() []string {
+	if known := v.different.Load(); known != nil {
+		return *known
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	different := map[string]string{}
+	for name, n := range v.nodes {
+		var kinds []string
+		for _, d := range n.Devices {
+			kinds = append(kinds, d.Kind.ID)
+		}
+		slices.Sort(kinds)
+		different[strings.Join(kinds, "")] = name
+	}
+	all := slices.Collect(maps.Values(different))
+	v.different.Store(&all) // changes wait for v.mu
+	return all
 }
 
 // Nodes calls yield for each of the nodes, with nil for one without devices of the driver. yield must not call the

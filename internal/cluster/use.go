@@ -25,13 +25,20 @@ type Use struct {
 // whole is all of a GPU, in thousandths.
 const whole = 1000
 
+// Unused returns the use of the GPU while no claim holds any of it.
+func (g *GPU) Unused() Use {
+	if g.Whole == nil || !g.Whole.Kind.shared() {
+		return Use{}
+	}
+	return Use{Consumed: make([]int64, len(g.Whole.Kind.policies))}
+}
+
 // measure computes the use of the GPU. The caller holds v.mu.
 func (v *View) measure(g *GPU) {
 	var k *DeviceKind
-	g.use = Use{}
-	if g.Whole != nil && g.Whole.Kind.shared() {
+	g.use = g.Unused()
+	if g.use.Consumed != nil {
 		k = g.Whole.Kind
-		g.use.Consumed = make([]int64, len(k.policies))
 	}
 	var memory int64
 	all := g.published()

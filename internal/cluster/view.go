@@ -31,8 +31,8 @@ type View struct {
 	selectors *cel.Cache
 	results   *lru.Cache // resultKey → result
 
-	sorted  atomic.Pointer[[]*DeviceKind]           // what Kinds returns; nil: it has changed
-	ofNodes atomic.Pointer[[]map[*DeviceKind]int64] // what GPUsOfNodes returns; nil: slices have changed
+	sorted    atomic.Pointer[[]*DeviceKind] // what Kinds returns; nil: it has changed
+	different atomic.Pointer[[]string]      // what DifferentNodes returns; nil: slices have changed
 
 	mu     sync.RWMutex
 	kinds  map[string]*DeviceKind          // by ID
@@ -143,7 +143,7 @@ func (v *View) DeleteSlice(name string) {
 }
 
 func (v *View) dropSlice(name string) {
-	v.ofNodes.Store(nil) // also for SetSlice, whose slice is not known yet
+	v.different.Store(nil) // also for SetSlice, whose slice is not known yet
 	all := v.slices[name]
 	delete(v.slices, name)
 	v.dropFromNode(name, all)

@@ -166,8 +166,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestGPUsOfNodes: a combination is there once, follows the slices, and is not computed again while they stay.
-func TestGPUsOfNodes(t *testing.T) {
+// TestDifferentNodes: a combination is there once, follows the slices, and is not computed again while they stay.
+func TestDifferentNodes(t *testing.T) {
 	v := clustertest.New(t)
 	two, four := clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "c", Profile: "l40s-x4"}
 	other := clustertest.SimNode{Name: "b", Profile: "t4-x2"}
@@ -185,17 +185,15 @@ func TestGPUsOfNodes(t *testing.T) {
 	} {
 		step.do()
 		var all []string
-		for _, kinds := range v.GPUsOfNodes() {
-			for k, n := range kinds {
-				all = append(all, fmt.Sprint(n, " ", k.Product()))
-			}
-		}
+		v.Nodes(v.DifferentNodes(), func(_ int, n *cluster.NodeDevices) {
+			all = append(all, fmt.Sprint(len(n.GPUs), " ", n.GPUs[0].Product()))
+		})
 		slices.Sort(all)
 		if got := strings.Join(all, ", "); got != step.want {
 			t.Errorf("%s: got %q, want %q", step.name, got, step.want)
 		}
 	}
-	if got := testing.AllocsPerRun(10, func() { v.GPUsOfNodes() }); got != 0 {
+	if got := testing.AllocsPerRun(10, func() { v.DifferentNodes() }); got != 0 {
 		t.Errorf("got %v allocations of a call without a change, want none", got)
 	}
 }

@@ -5,6 +5,7 @@ package why
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,6 +98,6 @@ func (r *Answer) answer(of *Answer, names *strings.Replacer) {
 		panic(err) // names are escaped
 	}
 	a.Kind, a.Namespace, a.Name, a.UID, a.ResourceVersion = r.Kind, r.Namespace, r.Name, r.UID, r.ResourceVersion
-	a.Notes = r.Notes
+	a.Notes = slices.Concat(r.Notes, a.Notes)
 	*r = a
 }

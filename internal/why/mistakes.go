@@ -54,6 +54,34 @@ func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 	return all
 }
 
+// noteMistakes notes the mistakes in alternatives that the workload gets nowhere, although it gets a later one.
+func (q *question) noteMistakes(r *Answer, placements []placement) {
+	for i, claim := range q.w.claims {
+		first := map[string]bool{} // alternatives that some node gives
+		for _, found := range placements {
+			for _, d := range found.results[i].Devices.Results {
+				first[d.Request] = true
+			}
+		}
+		number := 0
+		for _, alternatives := range cluster.Requests(&claim.Spec) {
+			given := slices.IndexFunc(alternatives, func(s cluster.Subrequest) bool { return first[s.Name] })
+			for j, s := range alternatives {
+				if number++; j >= given || q.classes[*s.Class] == nil {
+					continue
+				}
+				candidates, err := q.compare(i, number-1, q.groups, maxCandidates)
+				if err != nil {
+					return // it is only a note
+				}
+				for _, m := range q.mistakes(i, number-1, candidates) {
+					r.Notes = append(r.Notes, fmt.Sprintf("request %s of %s: %s", s.Name, q.w.origins[i].label, m.text))
+				}
+			}
+		}
+	}
+}
+
 // anyMeets reports whether a device of the class meets the expression.
 func (q *question) anyMeets(expression string, candidates []candidate) bool {
 	return slices.ContainsFunc(candidates, func(f candidate) bool {

@@ -627,6 +627,7 @@ func (q *question) explainFit(r *Answer, subject string, placements []placement)
 		r.Places = append(r.Places, place)
 	}
 	slices.SortFunc(r.Places, func(a, b Place) int { return strings.Compare(a.Nodes[0], b.Nodes[0]) })
+	q.noteMistakes(r, placements)
 	r.Cause = fmt.Sprintf("%s fits now on %d of %d nodes", subject, total, len(q.nodes))
 	var unless []string
 	if q.Unread[cluster.Claims] != nil && len(q.w.claims) > 0 {

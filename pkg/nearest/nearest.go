@@ -15,7 +15,7 @@ import (
 const (
 	// maxLength is the length up to which names are compared, in bytes. Users write names, so the time is bounded.
 	maxLength = 64
-	// minPart is the length from which on a name is taken for a part of a longer one.
+	// minPart is the length from which on a name is taken for a part of a longer one, if it is no word of it.
 	minPart = 3
 )
 
@@ -70,7 +70,9 @@ func distance(name, candidate string) (int, bool) {
 			return d, true
 		}
 	}
-	if len(a) >= minPart && strings.Contains(b, a) || len(b) >= minPart && strings.Contains(a, b) {
+	word := func(w string) bool { return plain(w) == a } // models such as T4 are short
+	if len(a) >= minPart && strings.Contains(b, a) || slices.ContainsFunc(strings.Fields(candidate), word) ||
+		len(b) >= minPart && strings.Contains(a, b) {
 		return maxLength + max(len(a), len(b)) - min(len(a), len(b)), true
 	}
 	return 0, false

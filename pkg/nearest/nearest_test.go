@@ -29,7 +29,8 @@ func TestName(t *testing.T) {
 		{"", attributes, ""},
 		{"H100", products, "NVIDIA H100 80GB HBM3"},
 		{"nvidia-l40s", products, "NVIDIA L40S"},
-		{"T4", products, ""}, // two letters are a part of too much
+		{"T4", products, "Tesla T4"},
+		{"40", products, ""}, // it is a part, and no word: two letters are a part of too much
 		{"NVIDIA B300", products, ""},
 		{"stratgy", []string{"mpsConfig", "strategy", "timeSlicingConfig"}, "strategy"},
 		{"gpu.nvidia.org", []string{"gpu.nvidia.com", "mig.nvidia.com"}, "gpu.nvidia.com"},

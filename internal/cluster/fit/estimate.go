@@ -50,15 +50,21 @@ type Node struct {
 	devices *cluster.NodeDevices
 	uses    []cluster.Use // of each GPU
 	saved   []cluster.Use // of the GPU of each take, before it
-	taken   []string      // existing partitions that pods are about to get
+	taken   []string      // partitions and vGPUs that claims hold, or pods are about to get
 	tries   int
 }
 
 // Reset begins with another node, where other pods are about to get something. nil: it has no devices.
 func (n *Node) Reset(devices *cluster.NodeDevices, ahead []Take) {
-	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0]}
+	n.clear(devices)
 	for _, g := range n.GPUs() {
 		n.uses = append(n.uses, g.Use())
+		if n.uses[len(n.uses)-1].Parts == 0 {
+			continue
+		}
+		for _, h := range g.Held {
+			n.taken = append(n.taken, h.Device)
+		}
 	}
 	for _, t := range ahead {
 		// A slice that was updated has other objects for the same GPUs.
@@ -69,6 +75,18 @@ func (n *Node) Reset(devices *cluster.NodeDevices, ahead []Take) {
 			n.add(t)
 		}
 	}
+}
+
+// Empty begins with another node, as if no claim held anything of it.
+func (n *Node) Empty(devices *cluster.NodeDevices) {
+	n.clear(devices)
+	for _, g := range n.GPUs() {
+		n.uses = append(n.uses, g.Unused())
+	}
+}
+
+func (n *Node) clear(devices *cluster.NodeDevices) {
+	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0]}
 }
 
 // GPUs returns the GPUs of the node.
@@ -202,8 +220,7 @@ func (n *Node) device(d cluster.NodeDevice, a *Alternative) (accepted, fits bool
 func (n *Node) free(i int, device string) bool {
 	u := n.uses[i]
 	return !u.Whole && !slices.ContainsFunc(u.Consumed, func(c int64) bool { return c > 0 }) &&
-		!slices.Contains(n.taken, device) &&
-		!slices.ContainsFunc(n.devices.GPUs[i].Held, func(h cluster.Held) bool { return h.Device == device })
+		!slices.Contains(n.taken, device)
 }
 
 // amountOf returns how much of a GPU a partition is, in thousandths.

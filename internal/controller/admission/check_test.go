@@ -204,9 +204,13 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 				"more than 8 for this one"}},
 		{"more shares than GPUs", shared, strings.Replace(amounts("memory: 8Gi"), "capacity:", "count: 12, "+
 			"capacity:", 1) +
-			config("sharing: {strategy: TimeSlicing}"), nil, nil},
+			config("sharing: {strategy: TimeSlicing}"), nil, []string{"spec.devices.requests[0].exactly.count: the " +
+			"devices of a request are of one node, and no node has more than 8 for this one"}},
 		{"more partitions than GPUs", shared, `requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com, count: 9}}]`,
 			nil, nil},
+		{"more partitions than a node can have", shared, `requests: [{name: gpu, exactly: {deviceClassName: ` +
+			`mig-4g.40gb.nvidia.com, count: 9}}]`, nil, []string{"spec.devices.requests[0].exactly.count: the devices " +
+			"of a request are of one node, and no node has more than 8 for this one"}},
 
 		{"a constraint with an attribute in another case", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
 			"\nconstraints: [{matchAttribute: gpu.nvidia.com/nvlinkdomain}]", nil, []string{

@@ -12,9 +12,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -180,10 +180,10 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 		c.constraint(constraint, all, devices.Child("constraints").Index(i), v)
 	}
 	for _, a := range all {
-		if *a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
+		if *a.Count < 2 || *a.Count > resourceapi.AllocationResultsMaxSize || len(a.kinds) == 0 || ctx.Err() != nil {
 			continue
 		}
-		if most, known := mostOnNode(a, c.View); known && most < *a.Count {
+		if most := c.mostOnNode(a); most < *a.Count {
 			v.warn("%s: the devices of a request are of one node, and no node has more than %d for this one",
 				a.path.Child("count"), most)
 		}
@@ -239,41 +239,23 @@ func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alter
 	}
 }
 
-// mostOnNode returns a bound for how many devices the alternative gets of one node. It is not known for partitions.
-func mostOnNode(a alternative, v *cluster.View) (most int64, known bool) {
-	each := map[*cluster.DeviceKind]int64{}
+// mostOnNode returns how many devices the alternative gets of a node, while nothing of that is held or tainted: at most
+// as many as it asks for.
+func (c Checker) mostOnNode(a alternative) (most int64) {
+	of := fit.Alternative{Takes: map[*cluster.DeviceKind][]int64{},
+		Tolerations: []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}}
 	for _, k := range a.kinds {
-		times, ok := timesAtOnce(a, k)
-		if k.Type() != gpu.TypeGPU || !ok {
-			return 0, false
-		}
-		each[k] = times
+		of.Takes[k] = k.Takes(a.Asked())
 	}
-	for _, node := range v.GPUsOfNodes() {
-		var n int64
-		for k, gpus := range node {
-			n += gpus * each[k]
+	var node fit.Node
+	c.View.Nodes(c.View.DifferentNodes(), func(_ int, devices *cluster.NodeDevices) {
+		for fits := true; fits && most < *a.Count; {
+			of.Count = most + 1
+			node.Empty(devices)
+			if _, fits = node.Estimate(&fit.Demand{Requests: []fit.Request{{of}}}); fits {
+				most++
+			}
 		}
-		most = max(most, n)
-	}
-	return most, true
-}
-
-// timesAtOnce returns a bound for how often the alternative gets one device of the kind. It returns false if there is
-// no bound.
-func timesAtOnce(a alternative, k *cluster.DeviceKind) (int64, bool) {
-	if !ptr.Deref(k.Device.AllowMultipleAllocations, false) {
-		return 1, true
-	}
-	times, bound := int64(0), false
-	for name, amount := range k.Consumes(a.Asked()) {
-		of := k.Device.Capacity[name].Value
-		if amount.Sign() <= 0 || amount.Value() <= 0 {
-			continue
-		}
-		if n := of.Value() / amount.Value(); !bound || n < times {
-			times, bound = n, true
-		}
-	}
-	return times, bound
+	})
+	return most
 }
