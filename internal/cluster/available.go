@@ -4,7 +4,6 @@ package cluster
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // availability counts the GPUs of one kind that new claims can get something of. It follows every change, because a
@@ -56,26 +55,22 @@ func (a *availability) addIdle(node string, by int64) {
 	a.nodes[after]++
 }
 
-// Available returns how many GPUs of the kind can now serve requests for count GPUs of one node, with these tolerations
-// and capacities. It stops counting at enough.
-func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity,
-	tolerations []resourceapi.DeviceToleration, count, enough int64) int64 {
+// Available returns how many GPUs of the kind can now serve requests such as this one, which accepts them. It stops
+// counting at enough.
+func (v *View) Available(k *DeviceKind, s Subrequest, enough int64) int64 {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if !k.Has(asked) {
-		return 0
-	}
+	count, takes := s.Devices(), k.Takes(s.Asked())
 	var devices int64
 	for n, nodes := range k.available.nodes {
 		devices += n / count * count * nodes
 	}
-	if devices >= enough || len(tolerations) == 0 && !k.sharesWithOthers(asked) {
+	if devices >= enough || len(*s.Tolerations) == 0 && !(k.shared() && k.leaves(takes)) {
 		return devices
 	}
 	left := map[string]int64{} // idle GPUs that do not fill a group, and others that can serve the request, by node
-	takes := k.Takes(asked)
 	for g := range k.available.some {
-		if !g.Whole.Admits(tolerations) || !k.Room(g.use, takes) {
+		if !g.Whole.Admits(*s.Tolerations) || !k.Room(g.use, takes) {
 			continue
 		}
 		n, known := left[g.Node]
@@ -114,11 +109,6 @@ func (k *DeviceKind) leaves(consumed []int64) bool {
 		}
 	}
 	return true
-}
-
-// sharesWithOthers reports whether a request for these capacities fits on a GPU beside the smallest possible other one.
-func (k *DeviceKind) sharesWithOthers(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
-	return k.shared() && k.leaves(k.Takes(asked))
 }
 
 // least returns the smallest amount of a capacity that a request can take.

@@ -25,6 +25,8 @@ type GPU struct {
 	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
 	idleOn  string      // the node where it is idle
 	layout  *Layout     // nil: it has no possible partitions
+	// where it is, also while the whole GPU is not published; nil: not known
+	location *location
 }
 
 // unpublished reports whether nothing of the GPU is published.

@@ -36,6 +36,9 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	for i, d := range s.Spec.Devices {
 		kinds = append(kinds, v.intern(keys[i], &s.Spec.Devices[i]))
 		v.learn(kinds[i].Product(), &s.Spec.Devices[i])
+		if kinds[i].Type() == gpu.TypeGPU {
+			v.locate(s.Spec.Pool.Name, &s.Spec.Devices[i])
+		}
 		name := gpu.ParentName(d.Name)
 		if at, ok := largest[name]; !ok || kinds[i].Capacity("memory") > kinds[at].Capacity("memory") {
 			largest[name] = i
@@ -93,21 +96,34 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, r)
 	}
 	for _, s := range Subrequests(&slim.Spec) {
-		*s.Selectors, *s.Derived = slimSelectors(*s.Selectors, &room), nil
+		*s.Selectors = slimSelectors(*s.Selectors, &room)
+		if len(*s.Derived) > 0 {
+			*s.Derived = []resourceapi.DeviceDerivedAttribute{{}} // only whether there are some
+		}
 		*s.Tolerations = slices.DeleteFunc(slices.Clone(*s.Tolerations), func(t resourceapi.DeviceToleration) bool {
 			room -= tolerationSize + len(t.Key) + len(t.Value)
 			return room < 0
 		})
 	}
+	for _, c := range c.Spec.Devices.Constraints {
+		room -= constraintSize
+		for _, request := range c.Requests {
+			room -= len(request)
+		}
+		if room < 0 {
+			c = resourceapi.DeviceConstraint{}
+		}
+		slim.Spec.Devices.Constraints = append(slim.Spec.Devices.Constraints, c)
+	}
 	return slim
 }
 
-// maxSelectors is how many bytes of selectors and tolerations are kept of a pending claim. One with more is thought to
-// accept more, and to tolerate less.
+// maxSelectors is how many bytes of selectors, tolerations and constraints are kept of a pending claim. One with more
+// is thought to accept more, and to tolerate less; of a constraint it is known that there is one.
 const maxSelectors = 16 << 10
 
-// tolerationSize is the memory of a toleration without its texts, in bytes.
-const tolerationSize = 72
+// Memory of a toleration without its texts, and of a constraint without the requests, in bytes.
+const tolerationSize, constraintSize = 72, 200
 
 // slimSelectors returns the selectors that Accepts evaluates, as far as there is room. Claims of one template share
 // their text.

@@ -3,7 +3,9 @@
 package cluster_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -64,5 +66,30 @@ func TestSlimClaimForExtendedResources(t *testing.T) {
 	if slim := cluster.SlimClaim(c); len(slim.Status.ReservedFor) != 1 || len(slim.Status.Devices) != 1 ||
 		len(slim.Status.Devices[0].Conditions) != 1 {
 		t.Errorf("an idle claim: got %v, want its condition and consumer", slim.Status)
+	}
+}
+
+// What users may write at length is bounded: a claim of 1.4 MB is kept with 64 KiB at most. Of a constraint that is
+// dropped it stays known that there is one.
+func TestSlimClaimIsBounded(t *testing.T) {
+	c := clustertest.Claim(t, "")
+	long := resourceapi.DeviceSubRequest{Name: "s", DeviceClassName: "gpu.nvidia.com"}
+	for i := range 32 {
+		long.Selectors = append(long.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprint(i, strings.Repeat("x", 1000))}})
+		long.Tolerations = append(long.Tolerations, resourceapi.DeviceToleration{Key: strings.Repeat("k", 200)})
+		long.DerivedAttributes = append(long.DerivedAttributes, resourceapi.DeviceDerivedAttribute{})
+		c.Spec.Devices.Constraints = append(c.Spec.Devices.Constraints, resourceapi.DeviceConstraint{
+			Requests: slices.Repeat([]string{strings.Repeat("r", 63)}, 32)})
+	}
+	for range 32 {
+		c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: "r",
+			FirstAvailable: slices.Repeat([]resourceapi.DeviceSubRequest{long}, 1)})
+	}
+	slim := cluster.SlimClaim(c)
+	before, after := c.Size(), slim.Size()
+	if before < 1<<20 || after > 64<<10 || len(slim.Spec.Devices.Constraints) != 32 {
+		t.Errorf("got %d bytes of %d with %d constraints, want at most 64 KiB and all", after, before,
+			len(slim.Spec.Devices.Constraints))
 	}
 }

@@ -82,7 +82,7 @@ func TestTaintRules(t *testing.T) {
 			}
 		}
 		slices.Sort(tainted)
-		got := fmt.Sprintf("%s, %d available", strings.Join(tainted, " "), v.Available(kind, nil, nil, 1, 100))
+		got := fmt.Sprintf("%s, %d available", strings.Join(tainted, " "), v.Available(kind, asks(nil, nil, 1), 100))
 		want := fmt.Sprintf("%s, %d available", step.want, 4-len(strings.Fields(step.want)))
 		if got != want {
 			t.Errorf("%s: got %s, want %s", step.name, got, want)

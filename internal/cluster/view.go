@@ -52,6 +52,7 @@ type View struct {
 	partitions map[partitionKind]*DeviceKind // the last one published of each
 	largest    map[string]int64              // memory of the largest partition of each model
 	layouts    map[string]*Layout            // of the GPUs of each model that have possible partitions
+	locations  map[gpuID]*location           // of whole GPUs
 }
 
 // gpuID identifies a physical GPU.
@@ -87,7 +88,7 @@ func New(driver string) *View {
 		waiting: map[string]map[int64]int64{},
 		rules:   map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
 		ours: map[string]bool{}, partitions: map[partitionKind]*DeviceKind{}, largest: map[string]int64{},
-		layouts: map[string]*Layout{},
+		layouts: map[string]*Layout{}, locations: map[gpuID]*location{},
 	}
 }
 
@@ -116,6 +117,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		switch d.Kind.Type() {
 		case gpu.TypeGPU:
 			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
+			d.gpu.location = v.locations[gpuID{d.gpu.Pool, d.gpu.Name}]
 			v.recount(d.gpu)
 		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
@@ -186,6 +188,7 @@ func (v *View) gpu(pool, device string) *GPU {
 func (v *View) dropUnused(g *GPU) {
 	if g.unpublished() && len(g.Held) == 0 {
 		delete(v.gpus, gpuID{g.Pool, g.Name})
+		delete(v.locations, gpuID{g.Pool, g.Name})
 	}
 }
 

@@ -350,7 +350,7 @@ func TestAvailable(t *testing.T) {
 						t.Fatalf("step %d: %s for %v beside others: got %v, want %v\n%s", step, k, want, nodes, beside,
 							text(v))
 					}
-					if got := v.Available(k, want, tolerations, count, 100); got != devices {
+					if got := v.Available(k, asks(want, tolerations, count), 100); k.Has(want) && got != devices {
 						t.Fatalf("step %d: %s for %v by %d, tolerating %v: got %d, want %d\n%s", step, k, want, count,
 							tolerations, got, devices, text(v))
 					}
@@ -358,6 +358,15 @@ func TestAvailable(t *testing.T) {
 			}
 		}
 	}
+}
+
+// asks returns a request for that many GPUs.
+func asks(capacities map[resourceapi.QualifiedName]resource.Quantity, tolerations []resourceapi.DeviceToleration,
+	count int64) cluster.Subrequest {
+	spec := &resourceapi.ResourceClaimSpec{}
+	spec.Devices.Requests = []resourceapi.DeviceRequest{{Exactly: &resourceapi.ExactDeviceRequest{Count: count,
+		Capacity: &resourceapi.CapacityRequirements{Requests: capacities}, Tolerations: tolerations}}}
+	return cluster.Subrequests(spec)[0]
 }
 
 // fits reports whether the whole GPU can serve another request for these capacities now.

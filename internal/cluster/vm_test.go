@@ -82,7 +82,7 @@ func vmText(v *cluster.View) string {
 	available, ofNode := int64(0), 0
 	for _, k := range v.Kinds() {
 		if k.Type() == gpu.TypeGPU {
-			available += v.Available(k, nil, nil, 1, 100)
+			available += v.Available(k, asks(nil, nil, 1), 100)
 		}
 	}
 	v.Nodes([]string{"n"}, func(_ int, devices *cluster.NodeDevices) { ofNode = len(devices.GPUs) })

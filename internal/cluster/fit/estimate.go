@@ -3,6 +3,7 @@
 package fit
 
 import (
+	"cmp"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -52,6 +53,10 @@ type Node struct {
 	saved   []cluster.Use // of the GPU of each take, before it
 	taken   []string      // partitions and vGPUs that claims hold, or pods are about to get
 	tries   int
+
+	driver string
+	values map[*resourceapi.DeviceConstraint][]string // of the devices that are given out
+	under  [][]*resourceapi.DeviceConstraint          // of each take
 }
 
 // Reset begins with another node, where other pods are about to get something. nil: it has no devices.
@@ -86,7 +91,8 @@ func (n *Node) Empty(devices *cluster.NodeDevices) {
 }
 
 func (n *Node) clear(devices *cluster.NodeDevices) {
-	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0]}
+	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0],
+		under: n.under[:0]}
 }
 
 // GPUs returns the GPUs of the node.
@@ -115,9 +121,9 @@ const MaxTries = 64
 // Estimate gives out devices for all requests, into n.Takes, as the scheduler does. rank is the sum of the positions of
 // the alternatives. ok is false if something does not fit, and also if that is not known after MaxTries.
 func (n *Node) Estimate(d *Demand) (rank int, ok bool) {
-	n.tries = 0
+	n.tries, n.Unsure, n.driver = 0, d.Unsure, d.Driver
 	rank, ok = n.search(d.Requests)
-	n.Unsure = d.Unsure || n.tries > MaxTries
+	n.Unsure = n.Unsure || n.tries > MaxTries
 	return rank, ok
 }
 
@@ -173,7 +179,7 @@ func (n *Node) give(a *Alternative, place int, missing int64, rest []Request) (r
 			return rank, true
 		}
 		n.undo(before)
-		if len(rest) == 0 {
+		if len(rest) == 0 && len(a.Constraints) == 0 {
 			return 0, false // another device would leave no more for this request
 		}
 		n.tries++
@@ -212,8 +218,7 @@ func (n *Node) device(d cluster.NodeDevice, a *Alternative) (accepted, fits bool
 	case shares != nil:
 		take.Amount = d.Kind.Share(shares)
 	}
-	n.get(take)
-	return true, true
+	return true, n.get(take, a, d.Device, d.Name)
 }
 
 // free reports whether nobody has the partition of the GPU, or all of that, or shares of it.
@@ -243,19 +248,54 @@ func (n *Node) possible(like *cluster.Device, i int, a *Alternative) bool {
 		if left == nil {
 			left = g.Left(n.taken)
 		}
-		if left.Suffice(slot.Consumes) {
-			n.get(Take{GPU: g, Index: i, Device: name, Amount: amountOf(like, g)})
+		if left.Suffice(slot.Consumes) &&
+			n.get(Take{GPU: g, Index: i, Device: name, Amount: amountOf(like, g)}, a, like, name) {
 			return true
 		}
 	}
 	return false
 }
 
-// get adds a take of the pod.
-func (n *Node) get(t Take) {
-	n.saved = append(n.saved, n.uses[t.Index])
+// get adds a take of the pod, unless a constraint of the alternative forbids the device, which is of the kind of like.
+func (n *Node) get(t Take, a *Alternative, like *cluster.Device, device string) bool {
+	for i, c := range a.Constraints {
+		if !n.meets(c, t.GPU, like, device) {
+			n.forget(a.Constraints[:i])
+			return false
+		}
+	}
+	n.saved, n.under = append(n.saved, n.uses[t.Index]), append(n.under, a.Constraints)
 	n.add(t)
 	n.Takes = append(n.Takes, t)
+	return true
+}
+
+// meets reports whether the constraint allows the device, and notes its value then. What is not known is allowed.
+func (n *Node) meets(c *resourceapi.DeviceConstraint, g *cluster.GPU, like *cluster.Device, device string) bool {
+	value, known := "", false
+	if of := cmp.Or(c.MatchAttribute, c.DistinctAttribute); of != nil { // SlimClaim may have dropped it
+		value, known = g.Attribute(like, device, *of, n.driver)
+	}
+	others := n.values[c]
+	switch {
+	case !known:
+		n.Unsure = true
+	case value == "" || c.MatchAttribute != nil && len(others) > 0 && others[0] != value ||
+		c.DistinctAttribute != nil && slices.Contains(others, value):
+		return false
+	}
+	if n.values == nil {
+		n.values = map[*resourceapi.DeviceConstraint][]string{}
+	}
+	n.values[c] = append(others, value)
+	return true
+}
+
+// forget forgets the last value of each of the constraints.
+func (n *Node) forget(all []*resourceapi.DeviceConstraint) {
+	for _, c := range all {
+		n.values[c] = n.values[c][:len(n.values[c])-1]
+	}
 }
 
 // undo gives back all but the first takes.
@@ -266,6 +306,7 @@ func (n *Node) undo(first int) {
 		if t.Device != "" {
 			n.taken = n.taken[:len(n.taken)-1]
 		}
+		n.forget(n.under[i])
 	}
-	n.Takes, n.saved = n.Takes[:first], n.saved[:first]
+	n.Takes, n.saved, n.under = n.Takes[:first], n.saved[:first], n.under[:first]
 }

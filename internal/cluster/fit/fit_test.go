@@ -127,6 +127,8 @@ type fleet struct {
 	name    string
 	nodes   []clustertest.SimNode
 	request func(*rand.Rand) string
+	// constraints of claims; nil: none
+	constraints []string
 }
 
 const driver = "deviceClassName: gpu.nvidia.com"
@@ -162,26 +164,26 @@ var fleets = []fleet{
 				return exactly(fmt.Sprintf("%s, count: %d%s", driver, 1+r.IntN(3), tolerations(r)))
 			}
 			return exactly(share(r, 20) + tolerations(r))
-		}},
+		}, nil},
 	{"replicas", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4", Use: gpu.SharingMode{Sharing: gpu.Replicated,
 		Replicas: 4}}}, func(r *rand.Rand) string {
 		return exactly(fmt.Sprintf("deviceClassName: shared.gpu.nvidia.com, count: %d%s", 1+r.IntN(2), tolerations(r)))
-	}},
+	}, nil},
 	{"exclusive GPUs by model", []clustertest.SimNode{{Name: "a", Profile: "mixed", Use: gpu.SharingMode{
 		Sharing: gpu.Exclusive}}}, func(r *rand.Rand) string {
 		return exactly(driver + ", selectors: [{cel: {expression: \"device.attributes['gpu.nvidia.com'].productName." +
 			"contains('" + []string{"L", "T", "A"}[r.IntN(3)] + "')\"}}]" + tolerations(r))
-	}},
+	}, nil},
 	{"alternatives", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
 		func(r *rand.Rand) string {
 			return "firstAvailable: [{name: two, count: 2, " + driver + tolerations(r) + "}, {name: some, " +
 				share(r, 20) + tolerations(r) + "}, {name: none, deviceClassName: mig.nvidia.com}]"
-		}},
+		}, nil},
 	{"partitions", []clustertest.SimNode{{Name: "a", Profile: "dgx-h100"}}, func(r *rand.Rand) string {
 		return exactly(fmt.Sprintf("deviceClassName: %s.nvidia.com, count: %d%s", []string{"mig-1g.10gb",
 			"mig-1g.20gb", "mig-1g.10gb.me", "mig-2g.20gb", "mig-3g.40gb", "mig-4g.40gb", "gpu"}[r.IntN(7)],
 			1+r.IntN(2), tolerations(r)))
-	}},
+	}, nil},
 	{"any partition", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}, {Name: "b", Profile: "dgx-h100"}},
 		func(r *rand.Rand) string {
 			if r.IntN(3) == 0 {
@@ -190,11 +192,11 @@ var fleets = []fleet{
 					tolerations(r))
 			}
 			return exactly("deviceClassName: mig.nvidia.com" + tolerations(r))
-		}},
+		}, nil},
 	{"vGPUs", []clustertest.SimNode{{Name: "a", Profile: "a16-x4"}}, func(r *rand.Rand) string {
 		return exactly(fmt.Sprintf("deviceClassName: %s.nvidia.com, count: %d%s", []string{"vgpu", "vgpu",
 			"gpu"}[r.IntN(3)], 1+r.IntN(2), tolerations(r)))
-	}},
+	}, nil},
 	{"GPUs for virtual machines", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "t4-x2"}},
 		func(r *rand.Rand) string {
 			if r.IntN(3) == 0 {
@@ -202,14 +204,38 @@ var fleets = []fleet{
 					tolerations(r)))
 			}
 			return exactly(share(r, 20) + tolerations(r))
-		}},
+		}, nil},
+	{"constraints", []clustertest.SimNode{{Name: "a", Profile: "dgx1-v100"}, {Name: "b", Profile: "mixed"}},
+		func(r *rand.Rand) string {
+			if r.IntN(3) == 0 {
+				return fmt.Sprintf("firstAvailable: [{name: two, %s, count: 3%s}, {name: one, %s}]", driver,
+					tolerations(r), driver)
+			}
+			return exactly(fmt.Sprintf("%s, count: %d%s", driver, 1+r.IntN(3), tolerations(r)))
+		}, constraints},
+	{"partitions with constraints", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}},
+		func(r *rand.Rand) string {
+			return exactly(fmt.Sprintf("deviceClassName: %s, count: %d%s", []string{"mig.nvidia.com",
+				"mig-1g.24gb.nvidia.com", "gpu.nvidia.com"}[r.IntN(3)], 1+r.IntN(2), tolerations(r)))
+		}, constraints},
 	{"all GPUs", []clustertest.SimNode{{Name: "a", Profile: "t4-x2"}, {Name: "b", Profile: "t4-x2"}},
 		func(r *rand.Rand) string {
 			if r.IntN(2) == 0 {
 				return exactly(share(r, 4) + tolerations(r))
 			}
 			return exactly(driver + ", allocationMode: All" + tolerations(r))
-		}},
+		}, nil},
+}
+
+var constraints = []string{
+	"[{matchAttribute: gpu.nvidia.com/nvlinkDomain}]", "[{matchAttribute: resource.kubernetes.io/pcieRoot}]",
+	"[{matchAttribute: resource.kubernetes.io/numaNode}]", "[{matchAttribute: gpu.nvidia.com/productName}]",
+	"[{matchAttribute: gpu.nvidia.com/parentUUID}]", "[{distinctAttribute: gpu.nvidia.com/parentUUID}]",
+	"[{distinctAttribute: gpu.nvidia.com/uuid}]", "[{matchAttribute: gpu.nvidia.com/type, requests: [r0]}]",
+	"[{matchAttribute: gpu.nvidia.com/nvlinkDomain, requests: [r0]}, {distinctAttribute: gpu.nvidia.com/productName}]",
+	"[{distinctAttribute: gpu.nvidia.com/uuid}, {matchAttribute: resource.kubernetes.io/numaNode}]",
+	"[{matchAttribute: resource.kubernetes.io/pcieRoot, requests: [r0]}]",
+	"[{matchAttribute: gpu.nvidia.com/noSuchAttribute}]", "[]", "[]",
 }
 
 // What Estimate gives out, Place does, on the same GPUs: for random claims that come and go, while GPUs are kept for
@@ -233,7 +259,11 @@ func TestEstimateIsPlace(t *testing.T) {
 					if r.IntN(3) == 0 {
 						requests += ", {name: r1, " + f.request(r) + "}"
 					}
-					claim := clustertest.Claim(t, "requests: ["+requests+"]")
+					text := "requests: [" + requests + "]"
+					if f.constraints != nil {
+						text += "\nconstraints: " + f.constraints[r.IntN(len(f.constraints))]
+					}
+					claim := clustertest.Claim(t, text)
 					claim.Name = fmt.Sprint("c", i)
 					claim.UID = types.UID(claim.Name)
 					for _, n := range f.nodes {

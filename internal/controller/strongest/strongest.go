@@ -13,7 +13,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
@@ -54,10 +53,6 @@ const maxCombinations = 64
 // Expand replaces every request for the class by a ranked list, in the spec of a new claim. A request with nothing to
 // rank stays as it is, and gets any whole GPU.
 func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpec) (changed bool) {
-	class, ok := e.View.Class(e.Class)
-	if !ok {
-		return false
-	}
 	var indexes []int
 	for i, r := range spec.Devices.Requests {
 		if r.Exactly != nil && e.rankable(*r.Exactly) {
@@ -72,10 +67,10 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 		return false
 	}
 	for _, i := range indexes {
-		request := &spec.Devices.Requests[i]
-		tiers := e.tiers(ctx, *request.Exactly, class)
+		request, asked := &spec.Devices.Requests[i], cluster.Requests(spec)[i][0]
+		tiers := e.tiers(ctx, asked)
 		if len(tiers) > most {
-			e.findFree(tiers, *request.Exactly)
+			e.findFree(tiers, asked)
 		}
 		ranks := rank(tiers, most)
 		if len(ranks) < 2 {
@@ -179,15 +174,10 @@ type tier struct {
 const recent = 10 * time.Second
 
 // tiers returns the tiers that match the request, the strongest first.
-func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, class *resourceapi.DeviceClass) []tier {
-	asked := capacities(r)
+func (e Expander) tiers(ctx context.Context, asked cluster.Subrequest) []tier {
 	var all []tier
-	for _, kind := range e.View.Kinds() {
-		if ctx.Err() != nil {
-			return nil // too late for a webhook response
-		}
-		if kind.Type() != gpu.TypeGPU || !e.accepts(ctx, kind, class.Spec.Selectors) ||
-			!e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
+	for _, kind := range e.View.Accepted(ctx, asked) {
+		if kind.Type() != gpu.TypeGPU {
 			continue
 		}
 		i := slices.IndexFunc(all, func(t tier) bool { return t.peak == kind.PeakCompute() })
@@ -197,36 +187,24 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 		}
 		all[i].kinds = append(all[i].kinds, kind)
 	}
+	if ctx.Err() != nil {
+		return nil // too late for a webhook response
+	}
 	slices.SortFunc(all, func(a, b tier) int { return cmp.Compare(b.peak, a.peak) })
 	return all
 }
 
 // findFree sets free of each tier. It takes earlier claims into account that are about to get a GPU.
-func (e Expander) findFree(tiers []tier, r resourceapi.ExactDeviceRequest) {
+func (e Expander) findFree(tiers []tier, asked cluster.Subrequest) {
 	ahead := e.View.Waiting(e.Class, time.Now().Add(-recent))
 	for i, t := range tiers {
 		var n int64
 		for _, kind := range t.kinds {
-			n += e.View.Available(kind, capacities(r), r.Tolerations, max(1, r.Count), ahead+1-n)
+			n += e.View.Available(kind, asked, ahead+1-n)
 		}
 		tiers[i].free = n > ahead
 		ahead -= min(ahead, n)
 	}
-}
-
-func capacities(r resourceapi.ExactDeviceRequest) map[resourceapi.QualifiedName]resource.Quantity {
-	if r.Capacity == nil {
-		return nil
-	}
-	return r.Capacity.Requests
-}
-
-// accepts reports whether the selectors may accept the kind. A selector that fails is left to the scheduler.
-func (e Expander) accepts(ctx context.Context, kind *cluster.DeviceKind, selectors []resourceapi.DeviceSelector) bool {
-	return !slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
-		ok, err := e.View.Accepts(ctx, kind, s)
-		return err == nil && !ok
-	})
 }
 
 // rank merges tiers into at most that many ranks, the strongest first. It first merges the tiers before the first free

@@ -149,7 +149,7 @@ func TestClassAcceptsNoReplicas(t *testing.T) {
 		clustertest.SimNode{Name: "u", Profile: "t4-x2", Use: gpu.SharingMode{Sharing: gpu.Unlimited}})
 	c, _ := v.Class(class)
 	for _, kind := range v.Kinds() {
-		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)
+		accepted := v.AcceptsAll(t.Context(), kind, c.Spec.Selectors)
 		if want := kind.Type() == gpu.TypeGPU && kind.Sharing() == "fractional"; accepted != want {
 			t.Errorf("%s (%s): got accepted: %t, want %t", kind, kind.Sharing(), accepted, want)
 		}
@@ -292,9 +292,11 @@ func TestFreeDevices(t *testing.T) {
 	e := Expander{View: v, Class: class, Ranks: 4}
 	room := func(count int64, tolerations ...resourceapi.DeviceToleration) string {
 		var text []string
-		c, _ := v.Class(class)
-		tiers := e.tiers(t.Context(), resourceapi.ExactDeviceRequest{Count: count}, c)
-		e.findFree(tiers, resourceapi.ExactDeviceRequest{Count: count, Tolerations: tolerations})
+		spec := clustertest.Claim(t, ask("")).Spec
+		asked := cluster.Subrequests(&spec)[0]
+		*asked.Count, *asked.Tolerations = count, tolerations
+		tiers := e.tiers(t.Context(), asked)
+		e.findFree(tiers, asked)
 		for _, t := range tiers {
 			text = append(text, fmt.Sprintf("%d:%t", t.peak, t.free))
 		}
