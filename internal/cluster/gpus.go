@@ -13,20 +13,21 @@ import (
 
 // GPU is a physical GPU: its devices, and what claims hold of it.
 type GPU struct {
+	// These three are read of each GPU for each pod, so they are next to each other.
+	Whole *Device // nil: only partitions, or the device for virtual machines, are published
+	use   Use
+	open  bool // it is published, and no taint keeps new claims away
+
 	Node       string    // if only partitions are published, the pool, which has the name of the node
 	Pool, Name string    // the name of the whole GPU, also if that is not published
-	Whole      *Device   // nil: only partitions, or the device for virtual machines, are published
 	VM         *Device   // the GPU for virtual machines; nil: they cannot have it
 	Partitions []*Device // that exist, or that the driver would create
 	Held       []Held    // in no order
 
-	use     Use
-	open    bool        // it is published, and no taint keeps new claims away
-	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
-	idleOn  string      // the node where it is idle
-	layout  *Layout     // nil: it has no possible partitions
-	// where it is, also while the whole GPU is not published; nil: not known
-	location *location
+	counted  *DeviceKind // the kind that counts the GPU as idle, or as one of some; nil: none
+	idleOn   string      // the node where it is idle
+	layout   *Layout     // nil: it has no possible partitions
+	location *location   // also while the whole GPU is not published; nil: not known
 }
 
 // unpublished reports whether nothing of the GPU is published.

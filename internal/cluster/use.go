@@ -16,10 +16,9 @@ import (
 type Use struct {
 	// Consumed is what shares hold of each capacity, in the order of DeviceKind.Takes; nil: the GPU has no shares.
 	Consumed []int64
-	Whole    bool  // a claim holds all of it
 	Parts    int64 // thousandths of the memory that partitions hold
-
-	shared bool // it is shared, and nobody holds all of it or a partition
+	Whole    bool  // a claim holds all of it
+	shared   bool  // it is shared, and nobody holds all of it or a partition
 }
 
 // whole is all of a GPU, in thousandths.

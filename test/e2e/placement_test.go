@@ -59,8 +59,8 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	}
 	running := start(patient)
 	s.waitScores(t, port, secret)
-	ask := func(name string, share bool) *resourceapi.ResourceClaim {
-		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}
+	ask := func(name string, share bool, tolerations ...resourceapi.DeviceToleration) *resourceapi.ResourceClaim {
+		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", Tolerations: tolerations}
 		if share {
 			amounts := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}
 			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: amounts}
@@ -71,8 +71,9 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		s.must(t, s.Create(t.Context(), claim))
 		return claim
 	}
-	place := func(name string, share bool) resourceapi.DeviceRequestAllocationResult {
-		claim := ask(name, share)
+	place := func(name string, share bool,
+		tolerations ...resourceapi.DeviceToleration) resourceapi.DeviceRequestAllocationResult {
+		claim := ask(name, share, tolerations...)
 		pod := s.pod(t, ns, name, withClaim(name), func(p *corev1.PodSpec) { p.SchedulerName = profile })
 		_, err := s.WaitPod(t.Context(), soon, pod, "placed",
 			func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
@@ -88,6 +89,28 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 				first.Pool)
 		}
 	}
+	// The node is kept for a team: others get no more of it, and the team's shares still come there.
+	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: ns},
+		Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &first.Driver, Pool: &first.Pool},
+			Taint: resourceapi.DeviceTaint{Key: "gpu.nvidia.com/reserved", Value: "vision",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}}
+	s.must(t, s.Create(t.Context(), rule))
+	defer func() { s.must(t, client.IgnoreNotFound(s.Delete(context.WithoutCancel(t.Context()), rule))) }()
+	stranger := place("stranger-0", true)
+	for i := 1; stranger.Pool == first.Pool; i++ { // the scheduler has not read the rule yet
+		if i == 10 {
+			t.Fatalf("got share %d of %s, which is kept for others", i, first.Pool)
+		}
+		stranger = place(fmt.Sprint("stranger-", i), true)
+	}
+	member := place("member", true, resourceapi.DeviceToleration{Key: rule.Spec.Taint.Key, Value: "vision",
+		Operator: resourceapi.DeviceTolerationOpEqual, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	if member.Pool != first.Pool || member.Device != first.Device {
+		t.Errorf("a share of the team: got %s of %s, want %s of %s, which is kept for it and has room", member.Device,
+			member.Pool, first.Device, first.Pool)
+	}
+	s.must(t, s.Delete(t.Context(), rule))
 	// A whole GPU does not come from the node with the most idle ones, if others have some.
 	idle := s.idleGPUs(t)
 	counts := slices.Collect(maps.Values(idle))

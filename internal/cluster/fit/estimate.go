@@ -91,8 +91,9 @@ func (n *Node) Empty(devices *cluster.NodeDevices) {
 }
 
 func (n *Node) clear(devices *cluster.NodeDevices) {
-	*n = Node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], Takes: n.Takes[:0],
-		under: n.under[:0]}
+	n.devices, n.uses, n.saved, n.taken = devices, n.uses[:0], n.saved[:0], n.taken[:0]
+	n.Takes, n.under = n.Takes[:0], n.under[:0]
+	clear(n.values)
 }
 
 // GPUs returns the GPUs of the node.

@@ -257,13 +257,8 @@ func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]time.T
 }
 
 func claimsOf(pod *corev1.Pod) (all []types.NamespacedName) {
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		all = append(all, types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
-	}
-	for i := range pod.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			all = append(all, types.NamespacedName{Namespace: pod.Namespace, Name: *name})
-		}
+	for name := range resourceclaim.PodClaims(pod) {
+		all = append(all, types.NamespacedName{Namespace: pod.Namespace, Name: name})
 	}
 	return all
 }
