@@ -344,7 +344,7 @@ func TestStart(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- w.Start(ctx) }()
-		time.Sleep(10 * period)
+		time.Sleep(10*period + period/2) // between two rounds
 		if got := len(w.retried); got != 0 {
 			t.Errorf("got %d retries without a pod", got)
 		}
