@@ -101,6 +101,10 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	located := make([]*location, len(s.Spec.Devices)) // by SlimSlice, before
+	for i, d := range s.Spec.Devices {
+		located[i] = v.locations[gpuID{s.Spec.Pool.Name, d.Name}]
+	}
 	v.dropSlice(s.Name)
 	if !v.onNode(s) {
 		return
@@ -117,7 +121,8 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		switch d.Kind.Type() {
 		case gpu.TypeGPU:
 			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
-			d.gpu.location = v.locations[gpuID{d.gpu.Pool, d.gpu.Name}]
+			d.gpu.location = located[i]
+			v.locations[gpuID{d.gpu.Pool, d.gpu.Name}] = located[i]
 			v.recount(d.gpu)
 		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)

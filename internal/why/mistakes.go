@@ -64,10 +64,11 @@ func (q *question) noteMistakes(r *Answer, placements []placement) {
 			}
 		}
 		number := 0
-		for _, alternatives := range cluster.Requests(&claim.Spec) {
+		for k, alternatives := range cluster.Requests(&claim.Spec) {
+			isRanked := ranked(claim.Spec.Devices.Requests[k].FirstAvailable)
 			given := slices.IndexFunc(alternatives, func(s cluster.Subrequest) bool { return first[s.Name] })
 			for j, s := range alternatives {
-				if number++; j >= given || q.classes[*s.Class] == nil {
+				if number++; isRanked || j >= given || q.classes[*s.Class] == nil {
 					continue
 				}
 				candidates, err := q.compare(i, number-1, q.groups, maxCandidates)

@@ -252,6 +252,9 @@ func TestEstimateIsPlace(t *testing.T) {
 					if r.IntN(8) == 0 {
 						w.reserve(r)
 					}
+					if r.IntN(10) == 0 { // a slice is updated
+						w.view.SetSlice(w.view.SlimSlice(w.slices[r.IntN(len(w.slices))]))
+					}
 					for len(w.claims) > 0 && r.IntN(4) == 0 {
 						w.release(r.IntN(len(w.claims)))
 					}

@@ -123,6 +123,7 @@ func (r *Retrier) fits(ctx context.Context, s *shape) (found bool) {
 		if !found && ctx.Err() == nil {
 			r.node.Reset(devices, nil)
 			_, found = r.node.Estimate(&d)
+			found = found || r.node.Unsure
 		}
 	})
 	return found
