@@ -24,10 +24,10 @@ type GPU struct {
 	Partitions []*Device // that exist, or that the driver would create
 	Held       []Held    // in no order
 
-	counted  *DeviceKind // the kind that counts the GPU as idle, or as one of some; nil: none
-	idleOn   string      // the node where it is idle
-	layout   *Layout     // nil: it has no possible partitions
-	location *location   // also while the whole GPU is not published; nil: not known
+	counted *DeviceKind // the kind that counts the GPU as idle, or as one of some; nil: none
+	idleOn  string      // the node where it is idle
+	layout  *Layout     // nil: it has no possible partitions
+	place   []string    // of placeOf, also while the whole GPU is not published; nil: not known
 }
 
 // unpublished reports whether nothing of the GPU is published.
@@ -148,14 +148,23 @@ func (g *GPU) Admits(tolerations []resourceapi.DeviceToleration) bool {
 	return g.largest().Admits(tolerations)
 }
 
-// AdmitsPart reports the same of a possible partition of the GPU. One that is not known by itself has the taints of the
-// GPU.
+// AdmitsPart reports the same of a possible partition of the GPU. One that SlimSlice has dropped has no taints of its
+// own, and those that rules give the GPU.
 func (g *GPU) AdmitsPart(name string, tolerations []resourceapi.DeviceToleration) bool {
-	d := g.largest()
 	if i := slices.IndexFunc(g.Partitions, func(p *Device) bool { return p.Name == name }); i >= 0 {
-		d = g.Partitions[i]
+		return g.Partitions[i].Admits(tolerations)
 	}
-	return d.Admits(tolerations)
+	d := g.largest()
+	if d.against == nil {
+		return true
+	}
+	own := 0
+	for _, t := range d.Taints {
+		if Prevents(t) {
+			own++
+		}
+	}
+	return len(Untolerated((*d.against)[:len(*d.against)-own], tolerations)) == 0 // those of rules come first
 }
 
 // Kept reports whether the GPU is tainted only because it is kept for somebody.

@@ -29,7 +29,7 @@ type Counters map[string]int64
 
 // learn notes the places of a GPU's possible partitions that are not known yet. The caller holds v.mu.
 func (v *View) learn(product string, d *resourceapi.Device) {
-	if len(d.ConsumesCounters) == 0 {
+	if len(d.ConsumesCounters) == 0 || len(d.ConsumesCounters[0].Counters) == 0 { // or it is slim already
 		return
 	}
 	l := v.layouts[product]

@@ -18,18 +18,25 @@ var places = []resourceapi.QualifiedName{"nvlinkDomain", "fabricDomain",
 
 const ofGPU = 2
 
-// location is the values of places; empty: the GPU does not have the attribute.
-type location [4]string
+// placed marks the place of a whole GPU in BindingConditions of its slim device, which has no attributes of its own:
+// the values of places follow. No device is published with that many conditions.
+const placed = "place"
 
-// locate notes where a whole GPU is: slim devices have no attributes of their own. The caller holds v.mu.
-func (v *View) locate(pool string, d *resourceapi.Device) {
-	l := &location{}
-	for i, name := range places {
-		if a, ok := d.Attributes[name]; ok {
-			l[i] = unique.Make(a.String()).Value()
-		}
+// placeOf returns the place of a whole GPU, as in its slim device; a value is empty if the GPU does not have it. An
+// informer may pass a slim device again.
+func placeOf(d *resourceapi.Device) []string {
+	if len(d.BindingConditions) > len(places) && d.BindingConditions[0] == placed {
+		return d.BindingConditions
 	}
-	v.locations[gpuID{pool, d.Name}] = l
+	all := []string{placed}
+	for _, name := range places {
+		value := ""
+		if a, ok := d.Attributes[name]; ok {
+			value = unique.Make(a.String()).Value()
+		}
+		all = append(all, value)
+	}
+	return all
 }
 
 // Attribute returns the value of an attribute of a device of the GPU, such that equal values have equal texts: of like,
@@ -53,8 +60,8 @@ func (g *GPU) Attribute(like *Device, device string, of resourceapi.FullyQualifi
 		return g.Name, true
 	case name == "uuid", at >= 0 && at < ofGPU && like != g.Whole:
 		return device, true
-	case at < 0 || g.location == nil:
+	case at < 0 || len(g.place) <= len(places):
 		return "", false
 	}
-	return g.location[at], true
+	return g.place[at+1], true
 }

@@ -36,9 +36,6 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	for i, d := range s.Spec.Devices {
 		kinds = append(kinds, v.intern(keys[i], &s.Spec.Devices[i]))
 		v.learn(kinds[i].Product(), &s.Spec.Devices[i])
-		if kinds[i].Type() == gpu.TypeGPU {
-			v.locate(s.Spec.Pool.Name, &s.Spec.Devices[i])
-		}
 		name := gpu.ParentName(d.Name)
 		if at, ok := largest[name]; !ok || kinds[i].Capacity("memory") > kinds[at].Capacity("memory") {
 			largest[name] = i
@@ -52,12 +49,15 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		if some && seen[kind] && !isLargest && !slices.ContainsFunc(d.Taints, Prevents) {
 			continue
 		}
-		seen[kind] = true
+		seen[kind] = seen[kind] || some
 		short := resourceapi.Device{Name: d.Name, Taints: d.Taints,
 			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity,
 			AllowMultipleAllocations: kind.Device.AllowMultipleAllocations}
 		if some {
 			short.ConsumesCounters = possible
+		}
+		if kind.Type() == gpu.TypeGPU {
+			short.BindingConditions = placeOf(&s.Spec.Devices[i])
 		}
 		slim.Spec.Devices = append(slim.Spec.Devices, short)
 	}
@@ -100,10 +100,13 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		if len(*s.Derived) > 0 {
 			*s.Derived = []resourceapi.DeviceDerivedAttribute{{}} // only whether there are some
 		}
-		*s.Tolerations = slices.DeleteFunc(slices.Clone(*s.Tolerations), func(t resourceapi.DeviceToleration) bool {
-			room -= tolerationSize + len(t.Key) + len(t.Value)
-			return room < 0
-		})
+		var kept []resourceapi.DeviceToleration
+		for _, t := range *s.Tolerations {
+			if room -= tolerationSize + len(t.Key) + len(t.Value); room >= 0 {
+				kept = append(kept, t)
+			}
+		}
+		*s.Tolerations = kept
 	}
 	for _, c := range c.Spec.Devices.Constraints {
 		room -= constraintSize

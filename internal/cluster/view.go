@@ -52,7 +52,6 @@ type View struct {
 	partitions map[partitionKind]*DeviceKind // the last one published of each
 	largest    map[string]int64              // memory of the largest partition of each model
 	layouts    map[string]*Layout            // of the GPUs of each model that have possible partitions
-	locations  map[gpuID]*location           // of whole GPUs
 }
 
 // gpuID identifies a physical GPU.
@@ -88,7 +87,7 @@ func New(driver string) *View {
 		waiting: map[string]map[int64]int64{},
 		rules:   map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
 		ours: map[string]bool{}, partitions: map[partitionKind]*DeviceKind{}, largest: map[string]int64{},
-		layouts: map[string]*Layout{}, locations: map[gpuID]*location{},
+		layouts: map[string]*Layout{},
 	}
 }
 
@@ -101,10 +100,6 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	located := make([]*location, len(s.Spec.Devices)) // by SlimSlice, before
-	for i, d := range s.Spec.Devices {
-		located[i] = v.locations[gpuID{s.Spec.Pool.Name, d.Name}]
-	}
 	v.dropSlice(s.Name)
 	if !v.onNode(s) {
 		return
@@ -121,12 +116,13 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		switch d.Kind.Type() {
 		case gpu.TypeGPU:
 			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
-			d.gpu.location = located[i]
-			v.locations[gpuID{d.gpu.Pool, d.gpu.Name}] = located[i]
+			d.gpu.place = published.BindingConditions
 			v.recount(d.gpu)
 		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
-			d.gpu.layout = v.layouts[d.Kind.Product()]
+			if !d.Exists() {
+				d.gpu.layout = v.layouts[d.Kind.Product()]
+			}
 			v.measure(d.gpu)
 		case gpu.TypeVFIO:
 			d.gpu.VM, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
@@ -168,6 +164,9 @@ func (v *View) dropSlice(name string) {
 			g.Node = g.Pool
 		}
 		g.Partitions = slices.DeleteFunc(g.Partitions, func(p *Device) bool { return p == d })
+		if !slices.ContainsFunc(g.Partitions, func(p *Device) bool { return !p.Exists() }) {
+			g.layout = nil
+		}
 		v.measure(g)
 		v.dropUnused(g)
 		if d.Kind.count--; d.Kind.count == 0 {
@@ -193,7 +192,6 @@ func (v *View) gpu(pool, device string) *GPU {
 func (v *View) dropUnused(g *GPU) {
 	if g.unpublished() && len(g.Held) == 0 {
 		delete(v.gpus, gpuID{g.Pool, g.Name})
-		delete(v.locations, gpuID{g.Pool, g.Name})
 	}
 }
 

@@ -122,7 +122,7 @@ func (ps *proposals) extendedChanges(claim int) []*change {
 			if ps.ofClass(name) == nil || now.Value() < 2 {
 				continue
 			}
-			all = append(all, lowerCount(ps.w.origins[claim].object, extendedRequest(i, j),
+			all = append(all, lowerCount(ps.w.origins[claim].object, fit.ExtendedRequest(i, j),
 				target{field: "container", request: requestID{claim, i}, number: j}, fmt.Sprintf("instead of %d",
 					now.Value()), now.Value()-1,
 				func(w *workload, count int64) {

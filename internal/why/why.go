@@ -20,6 +20,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // ErrNotFound means that the snapshot does not have the object.
@@ -413,57 +414,13 @@ func (c *index) extendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[st
 		if class == nil {
 			continue
 		}
-		for _, request := range extendedRequests(pod, name, class.Name) {
+		for _, request := range fit.ExtendedRequests(pod, name, class.Name) {
 			all = append(all, request)
 			extended[request.Name] = name
 		}
 	}
 	slices.SortFunc(all, func(a, b resourceapi.DeviceRequest) int { return strings.Compare(a.Name, b.Name) })
 	return all, extended
-}
-
-// extendedRequest returns the name that the scheduler gives the request for an extended resource. resource is its
-// number among the sorted resources that the container requests.
-func extendedRequest(container, resource int) string {
-	return fmt.Sprintf("container-%d-request-%d", container, resource)
-}
-
-// extendedRequests returns a request for each container with the extended resource. Init containers other than sidecars
-// end before later containers start, and use the devices of those: one request has what the largest of them needs
-// beyond that.
-func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
-	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	counts, later := make([]int64, len(containers)), int64(0)
-	most := -1 // the init container that needs the most beyond those of later containers
-	for i := len(containers) - 1; i >= 0; i-- {
-		q := containers[i].Resources.Requests[name]
-		counts[i] = q.Value()
-		policy := containers[i].RestartPolicy
-		if i >= len(pod.Spec.InitContainers) || policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
-			later += counts[i]
-			continue
-		}
-		counts[i] -= later
-		if most < 0 || counts[i] >= counts[most] {
-			if most >= 0 {
-				counts[most] = 0
-			}
-			most = i
-		} else {
-			counts[i] = 0
-		}
-	}
-	var all []resourceapi.DeviceRequest
-	for i, count := range counts {
-		if count <= 0 {
-			continue
-		}
-		j := slices.Index(slices.Sorted(maps.Keys(containers[i].Resources.Requests)), name)
-		all = append(all, resourceapi.DeviceRequest{Name: extendedRequest(i, j),
-			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count,
-				AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
-	}
-	return all
 }
 
 // lacks returns what there is no answer without, or nil. Without all claims, there is one: claims that are not known

@@ -2,16 +2,20 @@
 
 // Package fit says whether and where claims get devices. Place asks Kubernetes' own allocator about a node: that is the
 // truth, and takes milliseconds. Node.Estimate computes it from the view of one driver, in microseconds, for questions
-// about thousands of nodes. What Estimate gives out, Place does, unless Node.Unsure says that it cannot know.
+// about thousands of nodes. What Estimate gives out, Place does, unless Node.Unsure says that it cannot know: of
+// selectors it takes those of single GPUs for met.
 package fit
 
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
@@ -23,7 +27,8 @@ type Demand struct {
 	Tolerations []resourceapi.DeviceToleration
 	// Unsure says that a claim has constraints that Estimate does not know: with derived attributes, or with devices of
 	// another driver.
-	Unsure bool
+	Unsure  bool
+	tooMany bool // devices for a claim
 	// Driver is the name of the driver, for names of attributes.
 	Driver string
 }
@@ -45,13 +50,14 @@ type Alternative struct {
 // take nothing.
 func (d *Demand) Add(ctx context.Context, v *cluster.View, spec *resourceapi.ResourceClaimSpec) {
 	d.Driver = v.Driver()
+	devices := int64(0)
 	for i, all := range cluster.Requests(spec) {
 		var request Request
-		ours := false
+		ours, least := false, int64(resourceapi.AllocationResultsMaxSize+1)
 		for _, s := range all {
 			a := Alternative{Foreign: !v.Ours(*s.Class) || s.Admin, Constraints: under(spec, i, s)}
 			d.Unsure = d.Unsure || len(a.Constraints) > 0 && (a.Foreign || len(*s.Derived) > 0)
-			if !a.Foreign {
+			if least = min(least, max(1, *s.Count)); !a.Foreign {
 				ours = true
 				a.All, a.Count, a.Tolerations = s.All(), max(1, *s.Count), *s.Tolerations
 				a.Takes = map[*cluster.DeviceKind][]int64{}
@@ -62,10 +68,12 @@ func (d *Demand) Add(ctx context.Context, v *cluster.View, spec *resourceapi.Res
 			}
 			request = append(request, a)
 		}
+		devices += least
 		if ours {
 			d.Requests = append(d.Requests, request)
 		}
 	}
+	d.tooMany = d.tooMany || devices > resourceapi.AllocationResultsMaxSize
 }
 
 // under returns the constraints that the subrequest is under.
@@ -83,17 +91,59 @@ func under(spec *resourceapi.ResourceClaimSpec, request int,
 
 // Extended returns the claim that the scheduler makes for the extended resources of the driver's classes that a pod
 // requests.
-func Extended(v *cluster.View, requests corev1.ResourceList) *resourceapi.ResourceClaimSpec {
+func Extended(v *cluster.View, pod *corev1.Pod) *resourceapi.ResourceClaimSpec {
 	spec := &resourceapi.ResourceClaimSpec{}
-	for name, n := range requests {
-		if class, ok := v.ExtendedClass(string(name)); ok && n.Value() > 0 {
-			spec.Devices.Requests = append(spec.Devices.Requests, resourceapi.DeviceRequest{Name: string(name),
-				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class,
-					Count: min(n.Value(), resourceapi.AllocationResultsMaxSize)}})
+	for name := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+		if class, ok := v.ExtendedClass(string(name)); ok {
+			spec.Devices.Requests = append(spec.Devices.Requests, ExtendedRequests(pod, name, class)...)
 		}
 	}
 	slices.SortFunc(spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int {
 		return cmp.Compare(a.Name, b.Name)
 	})
 	return spec
+}
+
+// ExtendedRequest returns the name that the scheduler gives the request for an extended resource. resource is its
+// number among the sorted resources that the container requests.
+func ExtendedRequest(container, resource int) string {
+	return fmt.Sprintf("container-%d-request-%d", container, resource)
+}
+
+// ExtendedRequests returns a request for each container with the extended resource. Init containers other than sidecars
+// end before later containers start, and use the devices of those: one request has what the largest of them needs
+// beyond that.
+func ExtendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	counts, later := make([]int64, len(containers)), int64(0)
+	most := -1 // the init container that needs the most beyond those of later containers
+	for i := len(containers) - 1; i >= 0; i-- {
+		q := containers[i].Resources.Requests[name]
+		counts[i] = q.Value()
+		policy := containers[i].RestartPolicy
+		if i >= len(pod.Spec.InitContainers) || policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
+			later += counts[i]
+			continue
+		}
+		counts[i] -= later
+		if most < 0 || counts[i] >= counts[most] {
+			if most >= 0 {
+				counts[most] = 0
+			}
+			most = i
+		} else {
+			counts[i] = 0
+		}
+	}
+	var all []resourceapi.DeviceRequest
+	for i, count := range counts {
+		if count <= 0 {
+			continue
+		}
+		j := slices.Index(slices.Sorted(maps.Keys(containers[i].Resources.Requests)), name)
+		all = append(all, resourceapi.DeviceRequest{Name: ExtendedRequest(i, j),
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count,
+				AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
+	}
+	return all
 }

@@ -123,6 +123,13 @@ const MaxTries = 64
 // the alternatives. ok is false if something does not fit, and also if that is not known after MaxTries.
 func (n *Node) Estimate(d *Demand) (rank int, ok bool) {
 	n.tries, n.Unsure, n.driver = 0, d.Unsure, d.Driver
+	switch {
+	case len(d.Requests) > MaxTries:
+		n.Unsure = true
+		return 0, false
+	case d.tooMany:
+		return 0, false
+	}
 	rank, ok = n.search(d.Requests)
 	n.Unsure = n.Unsure || n.tries > MaxTries
 	return rank, ok
@@ -281,7 +288,9 @@ func (n *Node) meets(c *resourceapi.DeviceConstraint, g *cluster.GPU, like *clus
 	switch {
 	case !known:
 		n.Unsure = true
-	case value == "" || c.MatchAttribute != nil && len(others) > 0 && others[0] != value ||
+	case value == "" || c.MatchAttribute != nil && slices.ContainsFunc(others, func(other string) bool {
+		return other != "" && other != value
+	}) ||
 		c.DistinctAttribute != nil && slices.Contains(others, value):
 		return false
 	}

@@ -19,7 +19,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // world is a cluster with a view of it.
@@ -252,8 +254,12 @@ func TestEstimateIsPlace(t *testing.T) {
 					if r.IntN(8) == 0 {
 						w.reserve(r)
 					}
-					if r.IntN(10) == 0 { // a slice is updated
-						w.view.SetSlice(w.view.SlimSlice(w.slices[r.IntN(len(w.slices))]))
+					if r.IntN(10) == 0 { // a slice is updated, or made again; informers may make it slim twice
+						slim := w.view.SlimSlice(w.view.SlimSlice(w.slices[r.IntN(len(w.slices))]))
+						if r.IntN(2) == 0 {
+							w.view.DeleteSlice(slim.Name)
+						}
+						w.view.SetSlice(slim)
 					}
 					for len(w.claims) > 0 && r.IntN(4) == 0 {
 						w.release(r.IntN(len(w.claims)))
@@ -302,5 +308,57 @@ func TestEstimateIsPlace(t *testing.T) {
 				t.Errorf("%d of %d estimates say that they cannot know; want at most %d", unsure, placed+refused, most)
 			}
 		})
+	}
+}
+
+// Two GPUs of one model, whose partitions differ: the second has one that somebody else has made, and is static or
+// dynamic beside it, or has no partitions any more.
+func TestGPUsWithOtherPartitions(t *testing.T) {
+	for _, mode := range []gpu.Partitions{gpu.PartitionsStatic, gpu.PartitionsDynamic, gpu.PartitionsNone} {
+		w := newWorld(t)
+		devices := simtest.Discover(t, "dgx-h100")[:2]
+		for i, mode := range []gpu.Partitions{gpu.PartitionsDynamic, mode} {
+			devices[i].Use.Partitions = mode
+		}
+		publish := func() {
+			inv := inventory.New(devices).WithPartitions(func(gpu.Placement) bool { return false })
+			w.slices = inventory.Slices(clustertest.Driver, "a", inv.Pools("a"))
+			for i, s := range w.slices {
+				s.Name = fmt.Sprint(s.GenerateName, i)
+				w.view.SetSlice(w.view.SlimSlice(s))
+			}
+		}
+		if d := &devices[1]; mode == gpu.PartitionsNone {
+			d.Use.Partitions = gpu.PartitionsDynamic // until now
+			publish()
+			d.Use.Partitions = mode
+		} else {
+			p := d.MIG.Profiles[0]
+			d.MIG.Enabled = true
+			d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: p.Name, Start: 6,
+				Size: p.Size}, Slices: p.Slices, Engines: p.Engines, Memory: p.Memory, UUID: "MIG-1"}}
+		}
+		publish()
+		for _, profile := range []string{"1g.10gb", "2g.20gb", "3g.40gb"} {
+			for _, count := range []int{1, 2, 3, 4, 7, 8, 12} {
+				claim := clustertest.Claim(t, fmt.Sprintf("requests: [{name: r, exactly: {deviceClassName: "+
+					"mig-%s.nvidia.com, count: %d}}]", profile, count))
+				got, _ := w.estimate(claim, "a")
+				var want []string
+				if result := w.place(claim, "a"); result != nil {
+					for _, of := range result.Devices.Results {
+						want = append(want, gpu.ParentName(of.Device))
+					}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("%s, %d of %s: estimated %v, the allocator gives %v", mode, count, profile, got, want)
+				}
+			}
+		}
+	}
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
+	if got, _ := w.estimate(clustertest.Claim(t, "requests: [{name: r, exactly: {deviceClassName: "+
+		"mig-1g.10gb.nvidia.com, count: 33}}]"), "a"); got != nil {
+		t.Errorf("33 devices: got %v, want that a claim has at most 32", got)
 	}
 }

@@ -183,7 +183,7 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 		if *a.Count < 2 || *a.Count > resourceapi.AllocationResultsMaxSize || len(a.kinds) == 0 || ctx.Err() != nil {
 			continue
 		}
-		if most := c.mostOnNode(a); most < *a.Count {
+		if most := c.mostOnNode(a); most > 0 && most < *a.Count {
 			v.warn("%s: the devices of a request are of one node, and no node has more than %d for this one",
 				a.path.Child("count"), most)
 		}

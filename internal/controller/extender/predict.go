@@ -52,7 +52,7 @@ func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
 			return a // it fits nowhere; whoever asks decides how many there are
 		}
 	}
-	a.Add(ctx, v, fit.Extended(v, resources))
+	a.Add(ctx, v, fit.Extended(v, pod))
 	return a
 }
 

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -38,15 +37,27 @@ func slim(pod *corev1.Pod) *corev1.Pod {
 		return s // it is updated when it is refused
 	}
 	s.Spec.ResourceClaims, s.Status.ResourceClaimStatuses = pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses
-	extended := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
-	maps.DeleteFunc(extended, func(name corev1.ResourceName, _ resource.Quantity) bool {
-		return !strings.Contains(string(name), "/")
-	})
-	if len(extended) > 0 {
-		s.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: extended}}}
-	}
+	s.Spec.InitContainers, s.Spec.Containers = withExtended(pod.Spec.InitContainers), withExtended(pod.Spec.Containers)
 	return s
 }
+
+// withExtended returns the containers that request extended resources, with nothing else.
+func withExtended(all []corev1.Container) (some []corev1.Container) {
+	for _, c := range all {
+		requests := maps.Clone(c.Resources.Requests)
+		maps.DeleteFunc(requests, func(name corev1.ResourceName, _ resource.Quantity) bool {
+			return !strings.Contains(string(name), "/")
+		})
+		if len(requests) > 0 {
+			some = append(some, corev1.Container{RestartPolicy: c.RestartPolicy,
+				Resources: corev1.ResourceRequirements{Requests: requests}})
+		}
+	}
+	return some
+}
+
+// maxClaims is how many claims a pod may have that is retried: users choose how many.
+const maxClaims = 100
 
 // shape is what pods lack of the driver's devices. Pods with equal claims have the same one.
 type shape struct {
@@ -56,6 +67,9 @@ type shape struct {
 
 // lacks returns the claims of the pod that have no devices. ok is false if one is not there: that is why it waits.
 func (r *Retrier) lacks(pod *corev1.Pod) (all []*resourceapi.ResourceClaim, ok bool) {
+	if len(pod.Spec.ResourceClaims) > maxClaims {
+		return nil, false
+	}
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
@@ -68,7 +82,7 @@ func (r *Retrier) lacks(pod *corev1.Pod) (all []*resourceapi.ResourceClaim, ok b
 		if !known {
 			return nil, false
 		}
-		if claim != nil {
+		if claim != nil && !slices.Contains(all, claim) {
 			all = append(all, claim)
 		}
 	}
@@ -81,10 +95,8 @@ func (r *Retrier) shapeOf(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 	for _, claim := range claims {
 		specs = append(specs, cluster.WithoutTokens(claim.Spec))
 	}
-	for _, c := range pod.Spec.Containers {
-		if extended := fit.Extended(r.view, c.Resources.Requests); len(extended.Devices.Requests) > 0 {
-			specs = append(specs, *extended)
-		}
+	if extended := fit.Extended(r.view, pod); len(extended.Devices.Requests) > 0 {
+		specs = append(specs, *extended)
 	}
 	if len(specs) == 0 {
 		return nil, nil

@@ -183,6 +183,19 @@ func TestWhichPodsAreRetried(t *testing.T) {
 		{"the last replica, an extended resource", shared, "replica", share, extended("nvidia.com/gpu.shared"), true},
 		{"the last replica, by the name of the class", shared, "replica", share,
 			extended("deviceclass.resource.kubernetes.io/shared.gpu.nvidia.com"), true},
+		{"replicas for three containers", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}, "replica", share,
+			func(p *corev1.Pod) {
+				extended("nvidia.com/gpu.shared")(p)
+				p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0], p.Spec.Containers[0])
+			}, true},
+		{"a claim twice", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
+			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, p.Spec.ResourceClaims[0], p.Spec.ResourceClaims[0])
+		}, true},
+		{"more claims than a pod needs", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
+			for range maxClaims {
+				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, p.Spec.ResourceClaims[0])
+			}
+		}, false},
 		{"replicas, and all are idle", shared, "", share, extended("nvidia.com/gpu.shared"), false},
 		{"another extended resource", shared, "replica", share, extended("example.com/nic"), false},
 	} {
