@@ -21,8 +21,8 @@ type Use struct {
 	shared   bool  // it is shared, and nobody holds all of it or a partition
 }
 
-// whole is all of a GPU, in thousandths.
-const whole = 1000
+// Whole is all of a GPU, in thousandths.
+const Whole = 1000
 
 // Unused returns the use of the GPU while no claim holds any of it.
 func (g *GPU) Unused() Use {
@@ -57,7 +57,7 @@ func (v *View) measure(g *GPU) {
 		}
 	}
 	if memory > 0 {
-		g.use.Parts = min(whole, max(1, memory*whole/all))
+		g.use.Parts = min(Whole, max(1, memory*Whole/all))
 	}
 	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
 	g.open = !g.unpublished() && g.Admits(nil)
@@ -80,7 +80,7 @@ func (g *GPU) Idle(u Use, tolerations []resourceapi.DeviceToleration) int64 {
 	if u.Whole || !g.open && (g.unpublished() || !g.Admits(tolerations)) {
 		return 0
 	}
-	idle := whole - u.Parts
+	idle := Whole - u.Parts
 	if g.Whole != nil && len(u.Consumed) > 0 {
 		idle -= g.Whole.Kind.Share(u.Consumed)
 	}
@@ -106,12 +106,12 @@ func (k *DeviceKind) Share(taken []int64) int64 {
 	most := int64(0)
 	for i, p := range k.policies {
 		if p.size > 0 && taken[i] > 0 {
-			fraction := float64(taken[i]) / float64(p.size) * whole
+			fraction := float64(taken[i]) / float64(p.size) * Whole
 			up := int64(fraction)
 			if float64(up) < fraction {
 				up++
 			}
-			most = max(most, min(whole, up))
+			most = max(most, min(Whole, up))
 		}
 	}
 	return most

@@ -25,12 +25,11 @@ type Demand struct {
 	Requests []Request
 	// Tolerations are those of all requests.
 	Tolerations []resourceapi.DeviceToleration
-	// Unsure says that a claim has constraints that Estimate does not know: with derived attributes, or with devices of
-	// another driver.
-	Unsure  bool
-	tooMany bool // devices for a claim
-	// Driver is the name of the driver, for names of attributes.
-	Driver string
+
+	// A claim has constraints that Estimate does not know: with derived attributes, or with devices of another driver.
+	unsure  bool
+	tooMany bool   // devices for a claim
+	driver  string // for names of attributes
 }
 
 // Request is a request for devices. The scheduler takes the first alternative that fits.
@@ -49,14 +48,14 @@ type Alternative struct {
 // Add adds the requests of a claim that has no devices. Those for nothing of the driver, and those with admin access,
 // take nothing.
 func (d *Demand) Add(ctx context.Context, v *cluster.View, spec *resourceapi.ResourceClaimSpec) {
-	d.Driver = v.Driver()
+	d.driver = v.Driver()
 	devices := int64(0)
 	for i, all := range cluster.Requests(spec) {
 		var request Request
 		ours, least := false, int64(resourceapi.AllocationResultsMaxSize+1)
 		for _, s := range all {
 			a := Alternative{Foreign: !v.Ours(*s.Class) || s.Admin, Constraints: under(spec, i, s)}
-			d.Unsure = d.Unsure || len(a.Constraints) > 0 && (a.Foreign || len(*s.Derived) > 0)
+			d.unsure = d.unsure || len(a.Constraints) > 0 && (a.Foreign || len(*s.Derived) > 0)
 			if least = min(least, max(1, *s.Count)); !a.Foreign {
 				ours = true
 				a.All, a.Count, a.Tolerations = s.All(), max(1, *s.Count), *s.Tolerations

@@ -12,9 +12,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Whole is all of a GPU, in thousandths.
-const Whole = 1000
-
 // Take is what a pod gets of one GPU.
 type Take struct {
 	GPU    *cluster.GPU
@@ -28,7 +25,7 @@ type Take struct {
 func (t Take) of(u cluster.Use) cluster.Use {
 	switch {
 	case t.Device != "":
-		u.Parts = min(Whole, u.Parts+max(1, t.Amount))
+		u.Parts = min(cluster.Whole, u.Parts+max(1, t.Amount))
 	case t.Shares == nil || len(t.Shares) != len(u.Consumed):
 		u.Whole = true
 	default:
@@ -122,7 +119,7 @@ const MaxTries = 64
 // Estimate gives out devices for all requests, into n.Takes, as the scheduler does. rank is the sum of the positions of
 // the alternatives. ok is false if something does not fit, and also if that is not known after MaxTries.
 func (n *Node) Estimate(d *Demand) (rank int, ok bool) {
-	n.tries, n.Unsure, n.driver = 0, d.Unsure, d.Driver
+	n.tries, n.Unsure, n.driver = 0, d.unsure, d.driver
 	switch {
 	case len(d.Requests) > MaxTries:
 		n.Unsure = true
@@ -219,7 +216,7 @@ func (n *Node) device(d cluster.NodeDevice, a *Alternative) (accepted, fits bool
 	case !d.Admits(a.Tolerations) || part && !n.free(d.GPU, d.Name) || !part && !d.Kind.Room(n.uses[d.GPU], shares):
 		return true, false
 	}
-	take := Take{GPU: of, Index: d.GPU, Shares: shares, Amount: Whole}
+	take := Take{GPU: of, Index: d.GPU, Shares: shares, Amount: cluster.Whole}
 	switch {
 	case part:
 		take.Device, take.Amount = d.Name, amountOf(d.Device, of)
@@ -238,7 +235,7 @@ func (n *Node) free(i int, device string) bool {
 
 // amountOf returns how much of a GPU a partition is, in thousandths.
 func amountOf(d *cluster.Device, of *cluster.GPU) int64 {
-	return d.Kind.Capacity("memory") * Whole / max(1, of.Memory())
+	return d.Kind.Capacity("memory") * cluster.Whole / max(1, of.Memory())
 }
 
 // possible takes a possible partition, or vGPU, of the GPU. like is one of the kind.

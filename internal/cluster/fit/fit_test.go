@@ -64,6 +64,16 @@ func (w *world) place(claim *resourceapi.ResourceClaim, node string) *resourceap
 	return &results[0]
 }
 
+// gpusOf returns the GPUs of an allocation; nil: there is none.
+func gpusOf(a *resourceapi.AllocationResult) (gpus []string) {
+	if a != nil {
+		for _, r := range a.Devices.Results {
+			gpus = append(gpus, gpu.ParentName(r.Device))
+		}
+	}
+	return gpus
+}
+
 // estimate returns the GPUs that the claim gets on the node by the estimate; nil: it does not fit.
 func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []string, sure bool) {
 	var d fit.Demand
@@ -278,12 +288,7 @@ func TestEstimateIsPlace(t *testing.T) {
 					for _, n := range f.nodes {
 						got, sure := w.estimate(claim, n.Name)
 						result := w.place(claim, n.Name)
-						var want []string
-						if result != nil {
-							for _, of := range result.Devices.Results {
-								want = append(want, gpu.ParentName(of.Device))
-							}
-						}
+						want := gpusOf(result)
 						switch {
 						case !sure:
 							unsure++
@@ -344,12 +349,7 @@ func TestGPUsWithOtherPartitions(t *testing.T) {
 				claim := clustertest.Claim(t, fmt.Sprintf("requests: [{name: r, exactly: {deviceClassName: "+
 					"mig-%s.nvidia.com, count: %d}}]", profile, count))
 				got, _ := w.estimate(claim, "a")
-				var want []string
-				if result := w.place(claim, "a"); result != nil {
-					for _, of := range result.Devices.Results {
-						want = append(want, gpu.ParentName(of.Device))
-					}
-				}
+				want := gpusOf(w.place(claim, "a"))
 				if !slices.Equal(got, want) {
 					t.Errorf("%s, %d of %s: estimated %v, the allocator gives %v", mode, count, profile, got, want)
 				}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,12 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -35,7 +35,7 @@ type world struct {
 	now     time.Time
 	nodes   []string
 	slices  []*resourceapi.ResourceSlice
-	classes []*resourceapi.DeviceClass
+	classes fit.Classes
 	claims  map[types.NamespacedName]*resourceapi.ResourceClaim
 	cel     *cel.Cache
 }
@@ -44,10 +44,13 @@ type world struct {
 func newWorld(t testing.TB, nodes ...clustertest.SimNode) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Unix(1e9, 0), claims: map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		classes: clustertest.Classes(t), cel: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+		classes: fit.Classes{}, cel: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
 	v := clustertest.New(t, nodes...)
 	w.Extender = newExtender(v, func() error { return nil }, placement.Pack, func() time.Time { return w.now })
 	w.begin = func() func() bool { return func() bool { return true } }
+	for _, c := range clustertest.Classes(t) {
+		w.classes[c.Name] = c
+	}
 	for _, n := range nodes {
 		w.nodes = append(w.nodes, n.Name)
 		w.slices = append(w.slices, clustertest.Slices(t, n)...)
@@ -62,7 +65,7 @@ func (w *world) setCPU(node string, cores int64) {
 
 // addClass adds a device class.
 func (w *world) addClass(c *resourceapi.DeviceClass) {
-	w.classes = append(w.classes, c)
+	w.classes[c.Name] = c
 	w.view.SetClass(c)
 }
 
@@ -150,8 +153,8 @@ func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
 		if claim.Status.Allocation != nil {
 			continue
 		}
-		results, err := w.allocator().Allocate(w.t.Context(),
-			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{claim})
+		results, err := w.classes.Place(w.t.Context(), w.cel, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+			w.slices, fit.HeldBy(slices.Collect(maps.Values(w.claims)), nil), claim)
 		if err != nil {
 			return "", err
 		}
@@ -184,43 +187,6 @@ func (w *world) bind(pod *corev1.Pod, node string) {
 		w.t.Fatal(err)
 	}
 	w.usage.setPod(summary.(*podSummary))
-}
-
-// allocator returns the allocator of Kubernetes, which knows of all allocated claims.
-func (w *world) allocator() structured.Allocator {
-	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
-	for _, c := range w.claims {
-		for _, r := range cluster.Results(c) {
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-		}
-	}
-	a, err := structured.NewAllocator(w.t.Context(), structured.Features{AdminAccess: true, PrioritizedList: true,
-		PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true}, state, classLister(w.classes),
-		w.slices, w.cel)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return a
-}
-
-type classLister []*resourceapi.DeviceClass
-
-func (l classLister) List() ([]*resourceapi.DeviceClass, error) { return l, nil }
-
-func (l classLister) Get(name string) (*resourceapi.DeviceClass, error) {
-	i := slices.IndexFunc(l, func(c *resourceapi.DeviceClass) bool { return c.Name == name })
-	if i < 0 {
-		return nil, fmt.Errorf("no class %s", name)
-	}
-	return l[i], nil
 }
 
 const (
