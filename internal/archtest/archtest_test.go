@@ -102,7 +102,7 @@ var allowed = map[string][]string{
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
 	"internal/cluster":      {"internal/remote", "pkg/gpu"},
 	"internal/cluster/read": {"internal/cluster"},
-	"internal/cluster/fit":  {"internal/cluster", "pkg/gpu"},
+	"internal/cluster/fit":  {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
 
 	// The controller.
 	"internal/controller/certificate": {},
@@ -152,7 +152,7 @@ var allowed = map[string][]string{
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	// It asks the node's own plan what a node would refuse.
 	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/remote",
-		"pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/nearest", "pkg/sharing"},
+		"pkg/gpu", "pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",

@@ -118,11 +118,16 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		}
 		slim.Spec.Devices.Constraints = append(slim.Spec.Devices.Constraints, c)
 	}
+	for _, c := range c.Spec.Devices.Config {
+		if room -= c.Size(); room >= 0 {
+			slim.Spec.Devices.Config = append(slim.Spec.Devices.Config, c)
+		}
+	}
 	return slim
 }
 
-// maxSelectors is how many bytes of selectors, tolerations and constraints are kept of a pending claim. One with more
-// is thought to accept more, and to tolerate less; of a constraint it is known that there is one.
+// maxSelectors is how many bytes of selectors, tolerations, constraints and configurations are kept of a pending claim.
+// One with more is thought to accept more, and to tolerate less; of a constraint it is known that there is one.
 const maxSelectors = 16 << 10
 
 // Memory of a toleration without its texts, and of a constraint without the requests, in bytes.

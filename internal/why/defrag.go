@@ -348,7 +348,7 @@ func (d *defragmenter) newTrial(c *freeable) *trial {
 	own.used = maps.Clone(d.used)
 	t := &trial{d: d, freed: c.gpus, ended: map[types.UID]bool{}, left: map[string]bool{},
 		more: map[*physicalGPU]int64{}, question: &question{index: &own, ctx: d.ctx, texts: map[string]string{},
-			maxAsked: defragAsked, deadline: d.deadline}}
+			maxAsked: defragAsked, deadline: d.deadline, starts: true}}
 	for _, m := range c.movers {
 		own.used[m.pod.Spec.NodeName] = subtract(own.used[m.pod.Spec.NodeName], requestsOf(m.pod))
 		t.left[m.pod.Spec.NodeName] = true

@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -246,7 +247,7 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 	if waits && !ends && len(says) > 0 {
 		r.Outcome = Waits
 	}
-	if refusal := c.refusal(pod, claims); waits && !ends && refusal != nil {
+	if refusal := fit.Refusal(pod, claims, c.device); waits && !ends && refusal != nil {
 		says = nil // the same in other words
 		r.refused(r.Cause+", which refuses it", refusal)
 	}

@@ -237,6 +237,7 @@ func (n *nodePlan) fits(without []*unit) (*placement, error) {
 	n.own.asked, n.own.maxAsked = n.asked, n.maxAsked
 	w := *n.w
 	w.ended = n.ended(out)
+	n.own.starts = len(without) > 0 // nobody ends for a pod that would not start
 	found, ok, err := n.own.fitsOn(&w, n.group)
 	n.asked = n.own.asked
 	if !ok || err != nil {

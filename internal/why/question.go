@@ -20,6 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 const (
@@ -59,6 +60,9 @@ type question struct {
 	maxAsked int
 	deadline time.Time
 	slow     int // questions of that search that took too long
+	// A workload that would get devices and not start, because the node refuses them, does not fit then.
+	starts  bool
+	refused *sharing.Refusal // the first such refusal
 
 	texts map[string]string // of errors, which many devices have
 }
@@ -132,7 +136,14 @@ func (q *question) fitsOn(w *workload, s *nodeGroup) (placement, bool, error) {
 		return placement{group: s}, true, nil
 	}
 	results, err := q.ask(w, s)
-	return placement{s, results}, len(results) == len(w.claims), err
+	found, ok := placement{s, results}, len(results) == len(w.claims)
+	if ok && err == nil && q.starts {
+		if refusal := q.refusal(w.withClaims(), w, found); refusal != nil {
+			q.refused = cmp.Or(q.refused, refusal)
+			return placement{}, false, nil
+		}
+	}
+	return found, ok, err
 }
 
 // place returns the first of the groups that the workload fits on.

@@ -211,11 +211,9 @@ func check(t testing.TB, s *cluster.Snapshot, r *Answer) (keys, problems []strin
 	if r.Outcome != Waits || r.search == nil {
 		return []string{"no answer"}, []string{"outcome " + string(r.Outcome)}
 	}
-	w := r.search.w
 	fits := func(steps []step) bool {
-		changed := w.with(steps)
-		on, _, err := judge(t, s, changed.ended, changed.claims...)
-		return err == nil && on != ""
+		placed, starts := outcome(t, s, r.search, steps)
+		return placed && starts
 	}
 	if len(r.search.found) == 0 {
 		return []string{"nothing helps"}, nothing(r, fits)
@@ -230,6 +228,17 @@ func check(t testing.TB, s *cluster.Snapshot, r *Answer) (keys, problems []strin
 		problems = append(problems, "it does not fit with the advice")
 	}
 	return keysOf(advice), problems
+}
+
+// outcome says what becomes of the workload with the changes: whether it gets devices, and starts then.
+func outcome(t testing.TB, s *cluster.Snapshot, of *search, steps []step) (placed, starts bool) {
+	t.Helper()
+	w := of.w.with(steps)
+	on, results, err := judge(t, s, w.ended, w.claims...)
+	if placed = err == nil && on != ""; placed {
+		starts = newIndex(s).refusal(nil, w, placement{results: results}) == nil
+	}
+	return placed, starts
 }
 
 // keysOf returns the kinds of the changes and their number.

@@ -4,24 +4,20 @@ package why
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// This file says what the API server refuses, and what the node would refuse by its own plan, that of package sharing.
+// This file says what the API server refuses, and what the node would refuse.
 
 // refusal is why the API server refuses a claim or a template of a manifest, or may do so.
 type refusal struct {
@@ -92,84 +88,6 @@ func (r *Answer) refuse(begins string, refusals map[string]refusal, keys ...stri
 	}
 }
 
-// DryRunDevice returns a device of that kind for a plan of the node. Its name is its model, for messages. Devices with
-// different numbers are different ones.
-func DryRunDevice(kind *cluster.DeviceKind, number int) gpu.Device {
-	d := gpu.Device{Name: kind.Product(), Type: kind.Type(), Memory: uint64(kind.Capacity("memory")),
-		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", number))}
-	if number > 0 {
-		d.Name = fmt.Sprintf("%s (%d)", d.Name, number+1)
-	}
-	switch kind.Type() {
-	case gpu.TypeMonitor:
-		d.Name = inventory.Monitor
-	case gpu.TypeMIG:
-		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)),
-			Profile: kind.Profile()}}
-		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
-	case gpu.TypeVGPU:
-		d.VGPU = &gpu.VGPU{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)), Type: gpu.VGPUType{Name: kind.Profile()}}
-		d.Name = gpu.PossibleVGPUName(d.Name, d.VGPU.Type, 0)
-	case gpu.TypeVFIO:
-		d.Name, d.VFIO = gpu.VFIOName(d.Name), &gpu.VFIO{}
-	}
-	d.Use = gpu.SharingMode{Replicas: int(kind.Capacity("shares"))}
-	// The monitor device has neither attribute.
-	if d.Use.Sharing.UnmarshalText([]byte(kind.Sharing())) != nil {
-		d.Use.Sharing = gpu.Exclusive
-	}
-	if d.Use.Isolation.UnmarshalText([]byte(kind.Isolation())) != nil {
-		d.Use.Isolation = gpu.IsolationNone
-	}
-	return d
-}
-
-// refusal returns why a node would refuse the pod, or a claim without one, with the devices of its allocated claims;
-// nil: as far as is known, it does not. Whether devices are in use, or still there, does not count.
-func (c *index) refusal(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) *sharing.Refusal {
-	for _, claim := range claims {
-		driver, gpus := c.dryRunDevices(claim)
-		results, err := allocation.Results(claim, driver)
-		if err != nil {
-			return &sharing.Refusal{Reason: fmt.Sprintf("claim %s: %v", claim.Name, err), Kind: sharing.ErrRefused}
-		}
-		plan, err := sharing.NewPlan(results, gpus, nil)
-		if r := asRefusal(err); r != nil {
-			return r
-		}
-		if err != nil || pod == nil {
-			continue
-		}
-		for _, user := range sharing.Users(pod, claim.Name) {
-			for _, other := range user.Others {
-				if of, ok := find(claims, claim.Namespace, other.Claim); ok {
-					user.Container.Others = append(user.Container.Others, other.Devices(of, driver)...)
-				}
-			}
-			if r := asRefusal(plan.CheckContainer(user.Container)); r != nil {
-				return r
-			}
-		}
-	}
-	return nil
-}
-
-// dryRunDevices returns the devices of the claim that are published as this driver does, and the driver's name.
-func (c *index) dryRunDevices(claim *resourceapi.ResourceClaim) (driver string, all inventory.Inventory) {
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		published := c.device(r)
-		if _, known := all.Find(r.Device); known || published == nil {
-			continue
-		}
-		if _, ours := published.Attributes["sharing"]; ours {
-			d := DryRunDevice(cluster.KindOf(published), len(all))
-			d.Name = r.Device
-			driver, all = r.Driver, append(all, d)
-		}
-	}
-	return driver, all
-}
-
 // device returns the published device; nil: there is none.
 func (c *index) device(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
 	for _, slice := range c.pools[cluster.PoolOfResult(r)] {
@@ -182,14 +100,15 @@ func (c *index) device(r resourceapi.DeviceRequestAllocationResult) *resourceapi
 	return nil
 }
 
-// asRefusal returns the refusal, unless it depends on other claims, on what is there, or on UUIDs; nil: none.
-func asRefusal(err error) *sharing.Refusal {
-	var r *sharing.Refusal
-	if errors.As(err, &r) && !strings.Contains(r.Path, "PerDevice") &&
-		(errors.Is(r, sharing.ErrRefused) || errors.Is(r, sharing.ErrAdminOnly)) {
-		return r
+// refusal returns why the node would refuse the workload, whose pod this is, at the placement; nil: it does not.
+func (c *index) refusal(pod *corev1.Pod, w *workload, p placement) *sharing.Refusal {
+	claims := slices.Clone(w.allocated)
+	for i := range p.results {
+		one := *w.claims[i]
+		one.Status.Allocation = &p.results[i]
+		claims = append(claims, &one)
 	}
-	return nil
+	return fit.Refusal(pod, claims, c.device)
 }
 
 // checkNodes says on which of the nodes that it fits on the workload would not start, because the node refuses it.
@@ -198,14 +117,8 @@ func (c *index) checkNodes(r *Answer, w *workload, subject string) {
 	var nodes []string
 	total, pod := 0, w.withClaims()
 	for _, p := range r.placements {
-		claims := slices.Clone(w.allocated)
-		for i := range p.results {
-			one := *w.claims[i]
-			one.Status.Allocation = &p.results[i]
-			claims = append(claims, &one)
-		}
 		total += len(p.group.names)
-		if refusal := c.refusal(pod, claims); refusal != nil {
+		if refusal := c.refusal(pod, w, p); refusal != nil {
 			first, nodes = cmp.Or(first, refusal), append(nodes, p.group.names...)
 		}
 	}

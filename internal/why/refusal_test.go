@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -145,5 +146,87 @@ func TestWhatSomeNodesRefuse(t *testing.T) {
 		"main: its volume shm at /dev/shm is no emptyDir"
 	if !strings.HasPrefix(got, "pod p fits now on 2 of 2 nodes\n") || !strings.Contains(got, want) {
 		t.Errorf("got:\n%swant:\n%s", got, want)
+	}
+}
+
+// hostMemory mounts a directory of the host where nodes with MPS mount memory of their own: those refuse the pod.
+func hostMemory(p *corev1.Pod) *corev1.Pod {
+	mount(p, "/dev/shm", corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/shared"}})
+	return p
+}
+
+// twoIsolations returns nodes of one kind, of which the first has no MPS.
+func twoIsolations(t *testing.T) *cluster.Snapshot {
+	t.Helper()
+	none := gpu.SharingMode{Isolation: gpu.IsolationNone}
+	return fleet(t, clustertest.SimNode{Name: "free", Profile: "t4-x2", Use: none},
+		clustertest.SimNode{Name: "mps", Profile: "t4-x2"})
+}
+
+// A change with which the pod gets devices, and does not start, is no advice while there is another.
+func TestAdviceStarts(t *testing.T) {
+	const onlyFree = `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].isolation == 'none'"}}]`
+	for _, row := range []struct{ name, claim, sharing, want string }{
+		{"two shares, which the other node refuses", gpus(share + ", count: 2" + onlyFree), "",
+			"without a change: wait until claim ns/h-0 has ended; and wait until claim ns/h-1 has ended\n" +
+				"or: in ResourceClaim ns/a, request gpu: ask for 1 device instead of 2; and in "},
+		{"other limits than those of the share", gpus(share + onlyFree),
+			`{"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1Gi"}}`,
+			"note: with other changes it would get devices and not start, because its node refuses it: device "},
+		{"a limit that every node refuses", gpus(onlyFree),
+			`{"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "100Gi"}}`,
+			"note: with that change it would get devices and not start, because its node refuses it: device "},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := twoIsolations(t)
+			run(t, s, "h", "", "free/0 whole", "free/1 whole")
+			c := claim(t, "a", row.claim)
+			if row.sharing != "" {
+				configured(c, row.sharing)
+			}
+			s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
+			report, err := Pod(t.Context(), s, "ns", "p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := text(t, report); !strings.Contains(got, row.want) {
+				t.Errorf("got:\n%swant:\n%s", got, row.want)
+			}
+		})
+	}
+}
+
+// Nobody is evicted for a pod that would not start then.
+func TestNobodyEndsForAPodThatDoesNotStart(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		pod  func(*corev1.Pod) *corev1.Pod
+		want string // the node; "": none
+	}{
+		{"a pod that starts on both", func(p *corev1.Pod) *corev1.Pod { return p }, "mps"},
+		{"a pod that one node refuses", hostMemory, "free"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := twoIsolations(t)
+			for i, node := range []string{"free", "free", "mps", "mps"} {
+				name, minutes := node+"-"+string(rune('a'+i)), 10
+				if node == "free" {
+					minutes = 500 // they have more to lose
+				}
+				held := claim(t, name, gpus(", capacity: {requests: {memory: 15Gi}}"))
+				if !holdOn(t, s, node, wholeGPUs(s, node)[i%2], held) {
+					t.Fatalf("%s has no room", node)
+				}
+				s.Pods = append(s.Pods, podOn(node, name, 1, "1", minutes, held))
+			}
+			own := claim(t, "own", gpus(share))
+			p := row.pod(podOn("", "own", 5, "1", 0, own))
+			p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "own"}}
+			s.Claims, s.Pods = append(s.Claims, own), append(s.Pods, p)
+			plan, err := Preempt(t.Context(), s, p, PreemptOptions{Now: now})
+			if err != nil || plan == nil || plan.Node != row.want || len(plan.Victims) != 1 {
+				t.Errorf("got %+v, %v; want one victim on %s", plan, err, row.want)
+			}
+		})
 	}
 }

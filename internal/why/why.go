@@ -532,7 +532,17 @@ func (q *question) explain(r *Answer, subject string) error {
 	}
 	q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout)
 	s := &search{proposals: &proposals{q, candidates}, everywhere: anyErrors(candidates)}
+	q.starts = true
 	s.run()
+	with := "other changes"
+	if len(s.found) == 0 && q.refused != nil {
+		q.starts, s.notTried, with = false, nil, "that change"
+		s.run()
+	}
+	if len(s.found) > 0 && q.refused != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("with %s it would get devices and not start, because its node refuses "+
+			"it: %s", with, q.refused.Text()))
+	}
 	if s.slow > 0 {
 		s.notTried = append(s.notTried, fmt.Sprintf("what the allocator does not answer within %s (%d %s)",
 			changeTimeout, s.slow, plural(s.slow, "question", "questions")))

@@ -86,6 +86,16 @@ type Holder struct {
 // monitor device requires admin access. A result is refused if other claims hold the device, if their settings
 // conflict, or if the device is missing. The error joins one Refusal for each refused result.
 func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Holder) (Plan, error) {
+	return newPlan(results, inv, func(a Assignment, own Plan) []occupant { return occupants(a, inv, others, own) })
+}
+
+// DryRun plans as NewPlan does, with devices that nobody holds: what else there is on their GPUs does not count.
+func DryRun(results []allocation.Result, inv inventory.Inventory) (Plan, error) {
+	return newPlan(results, inv, func(Assignment, Plan) []occupant { return nil })
+}
+
+func newPlan(results []allocation.Result, inv inventory.Inventory,
+	occupants func(a Assignment, own Plan) []occupant) (Plan, error) {
 	var plan Plan
 	var errs []error
 	groups := mpsGroups(results, inv)
@@ -95,7 +105,7 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 			err = plan.allowsReplica(assignment, inv)
 		}
 		if err == nil && !r.AdminAccess {
-			err = fits(assignment, inv, occupants(assignment, inv, others, plan))
+			err = fits(assignment, inv, occupants(assignment, plan))
 		}
 		if err == nil {
 			err = assignment.isBack(inv)

@@ -41,14 +41,16 @@ type Alternative struct {
 	All         bool // every device of the node that is accepted
 	Count       int64
 	Takes       map[*cluster.DeviceKind][]int64 // of each accepted kind; nil: all of the device
+	Refused     map[*cluster.DeviceKind]bool    // accepted kinds that nodes refuse when the pod is to start
 	Tolerations []resourceapi.DeviceToleration
 	Constraints []*resourceapi.DeviceConstraint
 }
 
 // Add adds the requests of a claim that has no devices. Those for nothing of the driver, and those with admin access,
-// take nothing.
-func (d *Demand) Add(ctx context.Context, v *cluster.View, spec *resourceapi.ResourceClaimSpec) {
+// take nothing. pod is the one that uses the claim; nil: not known.
+func (d *Demand) Add(ctx context.Context, v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim) {
 	d.driver = v.Driver()
+	spec := &claim.Spec
 	devices := int64(0)
 	for i, all := range cluster.Requests(spec) {
 		var request Request
@@ -59,9 +61,12 @@ func (d *Demand) Add(ctx context.Context, v *cluster.View, spec *resourceapi.Res
 			if least = min(least, max(1, *s.Count)); !a.Foreign {
 				ours = true
 				a.All, a.Count, a.Tolerations = s.All(), max(1, *s.Count), *s.Tolerations
-				a.Takes = map[*cluster.DeviceKind][]int64{}
+				a.Takes, a.Refused = map[*cluster.DeviceKind][]int64{}, map[*cluster.DeviceKind]bool{}
 				for _, k := range v.Accepted(ctx, s) {
 					a.Takes[k] = k.Takes(s.Asked())
+					if refuses(v, pod, claim, s, k) {
+						a.Refused[k] = true
+					}
 				}
 				d.Tolerations = append(d.Tolerations, a.Tolerations...)
 			}
@@ -90,8 +95,9 @@ func under(spec *resourceapi.ResourceClaimSpec, request int,
 
 // Extended returns the claim that the scheduler makes for the extended resources of the driver's classes that a pod
 // requests.
-func Extended(v *cluster.View, pod *corev1.Pod) *resourceapi.ResourceClaimSpec {
-	spec := &resourceapi.ResourceClaimSpec{}
+func Extended(v *cluster.View, pod *corev1.Pod) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{}
+	spec := &claim.Spec
 	for name := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
 		if class, ok := v.ExtendedClass(string(name)); ok {
 			spec.Devices.Requests = append(spec.Devices.Requests, ExtendedRequests(pod, name, class)...)
@@ -100,7 +106,7 @@ func Extended(v *cluster.View, pod *corev1.Pod) *resourceapi.ResourceClaimSpec {
 	slices.SortFunc(spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int {
 		return cmp.Compare(a.Name, b.Name)
 	})
-	return spec
+	return claim
 }
 
 // ExtendedRequest returns the name that the scheduler gives the request for an extended resource. resource is its

@@ -77,7 +77,7 @@ func gpusOf(a *resourceapi.AllocationResult) (gpus []string) {
 // estimate returns the GPUs that the claim gets on the node by the estimate; nil: it does not fit.
 func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []string, sure bool) {
 	var d fit.Demand
-	d.Add(w.t.Context(), w.view, &cluster.SlimClaim(claim).Spec)
+	d.Add(w.t.Context(), w.view, nil, cluster.SlimClaim(claim))
 	w.view.Nodes([]string{node}, func(_ int, devices *cluster.NodeDevices) {
 		w.scratch.Reset(devices, nil)
 		if _, ok := w.scratch.Estimate(&d); ok {
@@ -250,13 +250,33 @@ var constraints = []string{
 	"[{matchAttribute: gpu.nvidia.com/noSuchAttribute}]", "[]", "[]",
 }
 
+// configs are configurations of claims: some devices, nodes and shares refuse them.
+var configs = []string{
+	"GpuConfig, sharing: {strategy: TimeSlicing}", "GpuConfig, sharing: {strategy: MPS}",
+	"GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 20Gi}}",
+	"MigDeviceConfig, sharing: {strategy: MPS}", "MigDeviceConfig, sharing: {strategy: TimeSlicing}",
+	"VfioDeviceConfig", "GpuConfig, sharing: {strategy: None}",
+}
+
+// published returns the device; nil: there is none.
+func (w *world) published(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
+	for _, s := range w.slices {
+		for i := range s.Spec.Devices {
+			if s.Spec.Pool.Name == r.Pool && s.Spec.Devices[i].Name == r.Device {
+				return &s.Spec.Devices[i]
+			}
+		}
+	}
+	return nil
+}
+
 // What Estimate gives out, Place does, on the same GPUs: for random claims that come and go, while GPUs are kept for
 // teams.
 func TestEstimateIsPlace(t *testing.T) {
 	for _, f := range fleets {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			placed, refused, unsure := 0, 0, 0
+			placed, refused, unsure, notStarted := 0, 0, 0, 0
 			for seed := range uint64(3) {
 				r := rand.New(rand.NewPCG(seed, seed))
 				w := newWorld(t, f.nodes...)
@@ -282,6 +302,10 @@ func TestEstimateIsPlace(t *testing.T) {
 					if f.constraints != nil {
 						text += "\nconstraints: " + f.constraints[r.IntN(len(f.constraints))]
 					}
+					if r.IntN(2) == 0 {
+						text += "\nconfig: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: " +
+							"resource.nvidia.com/v1beta1, kind: " + configs[r.IntN(len(configs))] + "}}}]"
+					}
 					claim := clustertest.Claim(t, text)
 					claim.Name = fmt.Sprint("c", i)
 					claim.UID = types.UID(claim.Name)
@@ -302,12 +326,23 @@ func TestEstimateIsPlace(t *testing.T) {
 						}
 						placed++
 						w.hold(claim, result)
+						refusal := fit.Refusal(nil, []*resourceapi.ResourceClaim{claim}, w.published)
+						if refusal != nil {
+							notStarted++
+						}
+						// What only several requests together are refused for is not known.
+						starts := !w.scratch.Refuses()
+						if sure && starts != (refusal == nil) && !(starts && strings.Contains(requests, "r1")) {
+							t.Errorf("seed %d, claim %d on %s, %s: estimated that it starts: %t; its node says %v",
+								seed, i, n.Name, text, starts, refusal)
+						}
 						break
 					}
 				}
 			}
-			if placed < 100 || refused < 100 {
-				t.Errorf("%d were placed and %d were not: this shows nothing", placed, refused)
+			if placed < 100 || refused < 100 || notStarted < 10 {
+				t.Errorf("%d were placed, of which %d would not start, and %d were not: this shows nothing", placed,
+					notStarted, refused)
 			}
 			if most := (placed + refused) / 50; unsure > most {
 				t.Errorf("%d of %d estimates say that they cannot know; want at most %d", unsure, placed+refused, most)

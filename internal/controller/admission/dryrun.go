@@ -11,15 +11,12 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -152,26 +149,17 @@ func distinct(kinds []*cluster.DeviceKind) []*cluster.DeviceKind {
 // try returns the node's plan when the request gets devices of that kind. The error is the node's refusal of the
 // alternative.
 func (d *dryRun) try(request int, a alternative, kind *cluster.DeviceKind) (sharing.Plan, error) {
-	n := &simulatedNode{dryRun: d}
-	n.claim.Spec = *d.spec
-	n.claim.Status.Allocation = &resourceapi.AllocationResult{}
+	n := fit.NewDryRun(d.driver)
 	for i, r := range d.requests {
 		switch {
 		case i == request:
-			n.allocate(a, kind)
+			d.give(n, a, kind)
 		case r.placeholder != nil:
-			n.allocate(*r.placeholder, r.placeholder.kinds[0])
+			d.give(n, *r.placeholder, r.placeholder.kinds[0])
 		}
 	}
-	return n.plan(a)
-}
-
-// simulatedNode is a node that has only the devices of the allocation.
-type simulatedNode struct {
-	*dryRun
-	claim resourceapi.ResourceClaim
-	gpus  []gpu.Device
-	paths []*field.Path // of each configuration of the allocation
+	plan, err := n.Plan(d.spec.Devices.Config, d.configs)
+	return plan, errorsFor(a, err)
 }
 
 const (
@@ -181,57 +169,19 @@ const (
 	maxNodeDevices = 16
 )
 
-// allocate allocates devices of that kind to the alternative.
-func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
+// give gives devices of that kind to the alternative.
+func (d *dryRun) give(to *fit.DryRun, a alternative, kind *cluster.DeviceKind) {
 	count := max(1, *a.Count)
 	if a.All() {
 		count = maxNodeDevices
 	}
-	if !n.perIndex {
+	if !d.perIndex {
 		count = min(count, maxDevices)
 	}
-	devices := &n.claim.Status.Allocation.Devices
-	for range count {
-		d := why.DryRunDevice(kind, len(n.gpus))
-		n.gpus = append(n.gpus, d)
-		result := resourceapi.DeviceRequestAllocationResult{Request: a.Name, Driver: n.driver, Pool: "node",
-			Device: d.Name}
-		if a.Admin {
-			result.AdminAccess = ptr.To(true)
-		}
-		if ptr.Deref(kind.Device.AllowMultipleAllocations, false) {
-			result.ShareID = ptr.To(types.UID(fmt.Sprint(len(n.gpus))))
-			result.ConsumedCapacity = kind.Consumes(a.Asked())
-		}
-		devices.Results = append(devices.Results, result)
-	}
-	for i, config := range a.class.Spec.Config {
-		n.paths = append(n.paths, field.NewPath("class "+a.class.Name+": spec", "config").Index(i))
-		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{a.Name},
-			DeviceConfiguration: config.DeviceConfiguration})
-	}
+	to.Give(a.Subrequest, a.class, kind, count)
 }
 
-// plan returns the node's plan. The error is the node's refusal of the alternative.
-func (n *simulatedNode) plan(a alternative) (sharing.Plan, error) {
-	devices := &n.claim.Status.Allocation.Devices
-	for i, config := range n.claim.Spec.Devices.Config {
-		n.paths = append(n.paths, n.configs.Index(i))
-		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClaim, Requests: config.Requests,
-			DeviceConfiguration: config.DeviceConfiguration})
-	}
-	results, err := allocation.ResultsAt(&n.claim, n.driver, func(config int) *field.Path { return n.paths[config] })
-	if err != nil {
-		return sharing.Plan{}, errorsFor(a, err)
-	}
-	plan, err := sharing.NewPlan(results, n.gpus, nil)
-	return plan, errorsFor(a, err)
-}
-
-// errorsFor returns the part of the error that is about the alternative. It drops errors about devices that are missing
-// or in use: the scheduler picks the devices.
+// errorsFor returns the part of the error that is about the alternative.
 func errorsFor(a alternative, err error) error {
 	var all []error
 	for _, e := range flatten(err) {
@@ -240,8 +190,7 @@ func errorsFor(a alternative, err error) error {
 		switch {
 		case errors.As(e, &config) && config.Request == a.Name:
 			all = append(all, config.Err)
-		case errors.As(e, &refusal) && refusal.Request == a.Name &&
-			!errors.Is(e, sharing.ErrInUse) && !errors.Is(e, sharing.ErrGone):
+		case errors.As(e, &refusal) && refusal.Request == a.Name:
 			all = append(all, errors.New(refusal.Text())) // the API server adds the object and the path
 		}
 	}

@@ -44,7 +44,7 @@ func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
 			continue
 		}
 		before := len(a.Requests)
-		a.Add(ctx, v, &claim.Spec)
+		a.Add(ctx, v, pod, claim)
 		if len(a.Requests) > before { // others are not followed when they have devices
 			a.claims = append(a.claims, key)
 		}
@@ -52,7 +52,7 @@ func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
 			return a // it fits nowhere; whoever asks decides how many there are
 		}
 	}
-	a.Add(ctx, v, fit.Extended(v, pod))
+	a.Add(ctx, v, pod, fit.Extended(v, pod))
 	return a
 }
 
@@ -73,12 +73,13 @@ func (n *node) reset(devices *cluster.NodeDevices, ahead []fit.Take,
 	}
 }
 
-// predict finds the devices that the pod gets on the node, as Estimate does, with scores.
+// predict finds the devices that the pod gets on the node, as Estimate does, with scores. ok is false also if the node
+// would refuse them.
 func (n *node) predict(d *fit.Demand) (rank int, ok bool) {
 	rank, ok = n.Estimate(d)
 	n.scores = n.scores[:0]
 	for _, t := range n.Takes {
 		n.scores = append(n.scores, placement.Take{GPU: t.Index, Amount: t.Amount})
 	}
-	return rank, ok
+	return rank, ok && !n.Refuses()
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -160,5 +161,36 @@ func TestTaintedAndUnpublishedGPUs(t *testing.T) {
 	}
 	if nodes, _ := w.best(newPod("cpu", 1)); !slices.Equal(nodes, []string{"a"}) {
 		t.Errorf("a pod without GPUs: got %v, want the node with less idle CPU", nodes)
+	}
+}
+
+// The node that would refuse the devices, so that the pod never starts there, is the worst.
+func TestNodesThatRefuse(t *testing.T) {
+	const share = "deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}"
+	one := "requests: [{name: r, exactly: {" + share + "}}]"
+	for _, row := range []struct {
+		name, claim string
+		hostMemory  bool
+		want        []string
+	}{
+		{"a share", one, false, []string{"mps"}},
+		{"a share, beside a volume of the host where MPS has its memory", one, true, []string{"none"}},
+		{"two shares in a container", "requests: [{name: r, exactly: {" + share + ", count: 2}}]", false,
+			[]string{"none"}},
+	} {
+		w := newWorld(t, clustertest.SimNode{Name: "mps", Profile: "t4-x2"}, clustertest.SimNode{Name: "none",
+			Profile: "t4-x2", Use: gpu.SharingMode{Isolation: gpu.IsolationNone}})
+		p := w.pod("p", 1, row.claim)
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "p"}}
+		if row.hostMemory {
+			p.Spec.Volumes = []corev1.Volume{{Name: "shm", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: "/shared"}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "shm", MountPath: "/dev/shm"}}
+		}
+		got, _ := w.best(w.exists(p))
+		slices.Sort(got)
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s: got the best score on %v, want on %v", row.name, got, row.want)
+		}
 	}
 }

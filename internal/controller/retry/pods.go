@@ -95,8 +95,8 @@ func (r *Retrier) shapeOf(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 	for _, claim := range claims {
 		specs = append(specs, cluster.WithoutTokens(claim.Spec))
 	}
-	if extended := fit.Extended(r.view, pod); len(extended.Devices.Requests) > 0 {
-		specs = append(specs, *extended)
+	if extended := fit.Extended(r.view, pod); len(extended.Spec.Devices.Requests) > 0 {
+		specs = append(specs, extended.Spec)
 	}
 	if len(specs) == 0 {
 		return nil, nil
@@ -119,7 +119,7 @@ func (r *Retrier) shapeOf(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 func (r *Retrier) fits(ctx context.Context, s *shape) (found bool) {
 	var d fit.Demand
 	for i := range s.specs {
-		d.Add(ctx, r.view, &s.specs[i])
+		d.Add(ctx, r.view, nil, &resourceapi.ResourceClaim{Spec: s.specs[i]})
 	}
 	nodes := map[string]bool{}
 	for _, request := range d.Requests {
@@ -134,8 +134,8 @@ func (r *Retrier) fits(ctx context.Context, s *shape) (found bool) {
 	r.view.Nodes(slices.Collect(maps.Keys(nodes)), func(_ int, devices *cluster.NodeDevices) {
 		if !found && ctx.Err() == nil {
 			r.node.Reset(devices, nil)
-			_, found = r.node.Estimate(&d)
-			found = found || r.node.Unsure
+			_, fits := r.node.Estimate(&d)
+			found = fits && !r.node.Refuses() || r.node.Unsure
 		}
 	})
 	return found
