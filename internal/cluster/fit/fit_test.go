@@ -89,6 +89,44 @@ func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []
 	return gpus, !w.scratch.Unsure
 }
 
+// checkAvailable checks that the view counts GPUs of a kind as available for the first request, by itself, exactly if
+// it fits on some node with that kind only.
+func (w *world) checkAvailable(claim *resourceapi.ResourceClaim) {
+	w.t.Helper()
+	alone := resourceapi.ResourceClaim{}
+	alone.Spec.Devices.Requests = claim.Spec.Devices.Requests[:1]
+	var d fit.Demand
+	d.Add(w.t.Context(), w.view, nil, &alone)
+	for i, s := range cluster.Subrequests(&alone.Spec) {
+		if len(d.Requests) == 0 || s.All() {
+			continue
+		}
+		a := d.Requests[0][i]
+		for k, takes := range a.Takes {
+			if k.Type() != gpu.TypeGPU {
+				continue
+			}
+			fits := false
+			a.Takes = map[*cluster.DeviceKind][]int64{k: takes}
+			w.view.Nodes(w.names(), func(_ int, devices *cluster.NodeDevices) {
+				w.scratch.Reset(devices, nil)
+				_, ok := w.scratch.Estimate(&fit.Demand{Requests: []fit.Request{{a}}})
+				fits = fits || ok
+			})
+			if got := w.view.Available(k, s, 1); got > 0 != fits {
+				w.t.Errorf("%s of %s: %d are available, and it fits: %t", s.Name, k, got, fits)
+			}
+		}
+	}
+}
+
+func (w *world) names() (all []string) {
+	for _, n := range w.nodes {
+		all = append(all, n.Name)
+	}
+	return all
+}
+
 func (w *world) hold(claim *resourceapi.ResourceClaim, a *resourceapi.AllocationResult) {
 	claim.Status.Allocation = a
 	w.claims = append(w.claims, claim)
@@ -309,6 +347,7 @@ func TestEstimateIsPlace(t *testing.T) {
 					claim := clustertest.Claim(t, text)
 					claim.Name = fmt.Sprint("c", i)
 					claim.UID = types.UID(claim.Name)
+					w.checkAvailable(claim)
 					for _, n := range f.nodes {
 						got, sure := w.estimate(claim, n.Name)
 						result := w.place(claim, n.Name)
