@@ -100,9 +100,10 @@ var allowed = map[string][]string{
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
-	"internal/cluster":      {"internal/remote", "pkg/gpu"},
-	"internal/cluster/read": {"internal/cluster"},
-	"internal/cluster/fit":  {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
+	"internal/cluster":       {"internal/remote", "pkg/gpu"},
+	"internal/cluster/read":  {"internal/cluster"},
+	"internal/cluster/evict": {},
+	"internal/cluster/fit":   {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
 
 	// The controller.
 	"internal/controller/certificate": {},
@@ -122,14 +123,16 @@ var allowed = map[string][]string{
 		"internal/controller/feature", "internal/controller/metrics", "internal/controller/strongest",
 		"internal/event", "internal/guard", "internal/why", "pkg/gpu"},
 	"internal/controller/eviction": {"internal/controller/feature", "internal/controller/metrics", "internal/event",
-		"internal/cluster"},
+		"internal/cluster", "internal/cluster/evict"},
 	"internal/controller/extender": {"internal/controller/feature", "internal/cluster", "internal/cluster/fit",
 		"internal/event", "internal/guard", "internal/placement"},
-	"internal/controller/idle": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
+	"internal/controller/idle": {"internal/cluster", "internal/cluster/evict", "internal/controller/feature",
+		"internal/controller/metrics",
 		"internal/event"},
 	"internal/controller/network": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics",
 		"internal/event", "internal/remote", "pkg/gpu", "pkg/inventory"},
-	"internal/controller/preempt": {"internal/cluster", "internal/cluster/read", "internal/controller/feature",
+	"internal/controller/preempt": {"internal/cluster", "internal/cluster/evict", "internal/cluster/read",
+		"internal/controller/feature",
 		"internal/controller/metrics", "internal/event", "internal/why"},
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},
 	"internal/controller/retry": {"internal/cluster", "internal/cluster/fit", "internal/controller/feature",
@@ -153,7 +156,8 @@ var allowed = map[string][]string{
 	// It asks the node's own plan what a node would refuse.
 	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/remote",
 		"pkg/gpu", "pkg/inventory", "pkg/nearest", "pkg/sharing"},
-	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
+	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/evict", "internal/cluster/read",
+		"internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
 		"pkg/nodeconfig"},
@@ -199,7 +203,8 @@ var onlyIn = map[string][]string{
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/network", "internal/controller/preempt",
 		"internal/controller/quota", "internal/controller/retry",
-		"internal/cluster/read", "internal/remote/node", "convert", "cmd/gpu-remote",
+		"internal/cluster/evict", "internal/cluster/read", "internal/controller/idle", "internal/remote/node",
+		"convert", "cmd/gpu-remote",
 		"cmd/dra-controller", "kubectl-gpu", "kubectl-gpu/commands",
 		"simulator/cmd/dra-kubelet-plugin-sim"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
@@ -323,33 +328,51 @@ func TestConformanceKnowsNoDriver(t *testing.T) {
 	}
 }
 
-// TestOneReaderOfAlternatives: one function of the product ranges over the alternatives of a request, and knows how a
-// request without alternatives is written.
-func TestOneReaderOfAlternatives(t *testing.T) {
-	const reader = "internal/cluster/requests.go Requests"
-	var found []string
-	for _, p := range list(t) {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		if isTool(name) {
-			continue
-		}
-		files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			if !strings.HasSuffix(file, "_test.go") {
-				found = append(found, readers(t, name, file)...)
+// TestOnePlace: what one function of the product does, no other does, so that what it knows is known once.
+func TestOnePlace(t *testing.T) {
+	for _, row := range []struct {
+		what, at string
+		is       func(ast.Node) bool
+	}{
+		{"ranges over the alternatives of a request", "internal/cluster/requests.go Requests", func(n ast.Node) bool {
+			loop, ok := n.(*ast.RangeStmt)
+			return ok && isNamed(loop.X, "FirstAvailable")
+		}},
+		{"makes an eviction", "internal/cluster/evict/evict.go Pod", func(n ast.Node) bool {
+			literal, ok := n.(*ast.CompositeLit)
+			return ok && isNamed(literal.Type, "Eviction")
+		}},
+	} {
+		var found []string
+		for _, p := range list(t) {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			if isTool(name) {
+				continue
+			}
+			files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range files {
+				if !strings.HasSuffix(file, "_test.go") {
+					found = append(found, functions(t, name, file, row.is)...)
+				}
 			}
 		}
-	}
-	if !slices.Equal(found, []string{reader}) {
-		t.Errorf("got %v, want %s alone: use cluster.Requests, or cluster.Subrequests", found, reader)
+		if !slices.Equal(found, []string{row.at}) {
+			t.Errorf("%s: got %v, want %s alone: use that", row.what, found, row.at)
+		}
 	}
 }
 
-// readers returns the functions of the file that range over a field FirstAvailable.
-func readers(t *testing.T, name, file string) (all []string) {
+// isNamed reports whether the expression is a selector of that name.
+func isNamed(x ast.Expr, name string) bool {
+	of, ok := x.(*ast.SelectorExpr)
+	return ok && of.Sel.Name == name
+}
+
+// functions returns the functions of the file in which such a node is.
+func functions(t *testing.T, name, file string, is func(ast.Node) bool) (all []string) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -357,12 +380,7 @@ func readers(t *testing.T, name, file string) (all []string) {
 	}
 	for _, d := range parsed.Decls {
 		ast.Inspect(d, func(n ast.Node) bool {
-			loop, ok := n.(*ast.RangeStmt)
-			if !ok {
-				return true
-			}
-			if of, ok := loop.X.(*ast.SelectorExpr); ok && of.Sel.Name == "FirstAvailable" {
-				function, _ := d.(*ast.FuncDecl)
+			if function, ok := d.(*ast.FuncDecl); ok && is(n) {
 				all = append(all, fmt.Sprintf("%s %s", path.Join(name, filepath.Base(file)), function.Name.Name))
 			}
 			return true

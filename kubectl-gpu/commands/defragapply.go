@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -138,26 +138,16 @@ func (m *mover) move(ctx context.Context, move why.PodMove) error {
 
 // evict evicts the pod when its PodDisruptionBudgets allow that. gone means that it had ended by itself.
 func (m *mover) evict(ctx context.Context, move why.PodMove) (gone bool, err error) {
-	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: move.Namespace, Name: move.Pod},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(move.UID))}}
 	for first := true; ; first = false {
-		err := m.client.PolicyV1().Evictions(move.Namespace).Evict(ctx, eviction)
-		gone := apierrors.IsNotFound(err)
-		if apierrors.IsConflict(err) { // another pod has its name, or it was changed at the same time
-			pod, getErr := m.client.CoreV1().Pods(move.Namespace).Get(ctx, move.Pod, metav1.GetOptions{})
-			if getErr != nil && !apierrors.IsNotFound(getErr) {
-				return false, getErr
-			}
-			gone = getErr != nil || pod.UID != move.UID
-		}
+		outcome, err := evict.Pod(ctx, m.client.CoreV1().Pods(move.Namespace), move.Namespace, move.Pod, move.UID)
 		switch {
-		case err == nil:
+		case outcome == evict.Evicted:
 			fmt.Fprintf(m.out, "%s/%s: evicted\n", move.Namespace, move.Pod)
 			return false, nil
-		case gone:
+		case outcome == evict.Ended:
 			fmt.Fprintf(m.out, "%s/%s: has ended by itself\n", move.Namespace, move.Pod)
 			return true, nil
-		case !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err):
+		case outcome != evict.Budget && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err):
 			return false, err
 		case first:
 			fmt.Fprintf(m.out, "%s/%s: waits: %v\n", move.Namespace, move.Pod, err)

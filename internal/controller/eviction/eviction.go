@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
@@ -26,7 +25,7 @@ var Evicted = event.Warning("DeviceTaintEviction", "Pod",
 		"NoExecute; the text names both")
 
 // The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the
-// other pods. An eviction is up to four requests.
+// other pods. An eviction is up to three requests, beside its event.
 const (
 	qps   = 20
 	burst = 30
@@ -36,7 +35,7 @@ const (
 func Add(ctx context.Context, c *feature.Controller) error {
 	limited := rest.CopyConfig(c.REST)
 	limited.QPS, limited.Burst = qps, burst
-	direct, err := client.New(limited, client.Options{Scheme: c.Manager.GetScheme()})
+	deletes, err := kubernetes.NewForConfig(limited)
 	if err != nil {
 		return err
 	}
@@ -45,9 +44,9 @@ func Add(ctx context.Context, c *feature.Controller) error {
 		return err
 	}
 	rules := newRules(reads)
-	e := &evictor{driver: c.View.Driver(), cached: c.Manager.GetClient(), direct: direct, rules: rules.list,
+	e := &evictor{driver: c.View.Driver(), cached: c.Manager.GetClient(), pods: deletes.CoreV1(), rules: rules.list,
 		tell: func(ctx context.Context, pod *corev1.Pod, text string) error {
-			_, err := feature.CreateEvent(ctx, direct, Evicted, event.PodReference(pod), "evicted-"+string(pod.UID),
+			_, err := feature.CreateEvent(ctx, c.Direct, Evicted, event.PodReference(pod), "evicted-"+string(pod.UID),
 				text)
 			return err
 		},

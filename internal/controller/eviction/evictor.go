@@ -4,7 +4,6 @@ package eviction
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,9 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
 )
 
 const (
@@ -40,12 +39,11 @@ const (
 	poolIndex = "pool"
 )
 
-// evictor evicts pods as the device taint eviction of Kubernetes does: it sets the condition DisruptionTarget and
-// deletes the pod, whatever its PodDisruptionBudget says.
+// evictor deletes pods as the device taint eviction of Kubernetes does.
 type evictor struct {
 	driver string
-	cached client.Reader // of claims and slices, with the indexes of index
-	direct client.Client // without a cache; it limits the rate of evictions
+	cached client.Reader           // of claims and slices, with the indexes of index
+	pods   corev1client.PodsGetter // without a cache; it limits the rate of evictions
 	rules  func() []*resourceapi.DeviceTaintRule
 	// tell writes an event about a pod that is about to be evicted. A second call must not write a second event.
 	tell    func(ctx context.Context, pod *corev1.Pod, text string) error
@@ -157,36 +155,22 @@ func (e *evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 
 // evict deletes the pod, if it is still there and uses the claim.
 func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
-	var pod corev1.Pod
-	if err := e.direct.Get(ctx, due.pod, &pod); err != nil {
+	pod, err := e.pods.Pods(due.pod.Namespace).Get(ctx, due.pod.Name, metav1.GetOptions{})
+	if err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	status := pod.Status.ExtendedResourceClaimStatus
 	if pod.UID != due.uid || pod.DeletionTimestamp != nil || status == nil || status.ResourceClaimName != claim ||
-		cluster.Finished(&pod) {
+		cluster.Finished(pod) {
 		return nil
 	}
 	why := strings.Join(due.why, "; ")
-	if err := e.tell(ctx, &pod, "deleted: "+why); err != nil { // a quota or a policy may forbid events for ever
+	if err := e.tell(ctx, pod, "deleted: "+why); err != nil { // a quota or a policy may forbid events for ever
 		log.FromContext(ctx).Error(err, "The eviction has no event", "pod", due.pod)
 	}
-	disrupted, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID}, // of no other pod of the name
-		"status": map[string]any{"conditions": []corev1.PodCondition{{Type: corev1.DisruptionTarget,
-			Status: corev1.ConditionTrue, Reason: "DeletionByGPUDriver", Message: "NoExecute taint of a GPU: " + why,
-			LastTransitionTime: metav1.Now()}}},
-	})
-	if err != nil {
-		return err
-	}
-	err = e.direct.Status().Patch(ctx, &pod, client.RawPatch(types.StrategicMergePatchType, disrupted))
-	if err == nil {
-		err = e.direct.Delete(ctx, &pod, client.Preconditions{UID: &due.uid})
-	}
-	switch {
-	case apierrors.IsNotFound(err): // the pod has been deleted meanwhile
-		return nil
-	case err != nil:
+	outcome, err := evict.Delete(ctx, e.pods.Pods(pod.Namespace), pod.Name, due.uid, "DeletionByGPUDriver",
+		"NoExecute taint of a GPU: "+why)
+	if outcome != evict.Evicted {
 		return err
 	}
 	log.FromContext(ctx).Info("Pod evicted", "pod", due.pod, "why", why)

@@ -4,6 +4,7 @@ package eviction
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
@@ -14,11 +15,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -39,35 +43,37 @@ func evictorOf(fails map[string]error, objects ...client.Object) (e *evictor, di
 		*did = append(*did, verb+" "+what)
 		return fails[verb]
 	}
-	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).
-		WithStatusSubresource(&corev1.Pod{}).
+	cached := fake.NewClientBuilder().WithScheme(scheme.Scheme).
 		WithIndex(&resourceapi.ResourceSlice{}, poolIndex, poolOfSlice).
-		WithIndex(&resourceapi.ResourceClaim{}, poolIndex, poolsOfClaim).
-		WithInterceptorFuncs(interceptor.Funcs{
-			Delete: func(ctx context.Context, c client.WithWatch, o client.Object,
-				options ...client.DeleteOption) error {
-				all := client.DeleteOptions{}
-				all.ApplyOptions(options)
-				if err := do("delete", fmt.Sprintf("%s UID %s", o.GetName(), *all.Preconditions.UID)); err != nil {
-					return err
+		WithIndex(&resourceapi.ResourceClaim{}, poolIndex, poolsOfClaim)
+	api := kubefake.NewClientset()
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			if err := api.Tracker().Add(pod); err != nil {
+				panic(err) // it is new
+			}
+			continue
+		}
+		cached = cached.WithObjects(o)
+	}
+	api.PrependReactor("*", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		var err error
+		switch a := a.(type) {
+		case clienttesting.PatchAction:
+			if err = do("patch", a.GetName()+"/"+a.GetSubresource()); err == nil {
+				var patch corev1.Pod
+				err = json.Unmarshal(a.GetPatch(), &patch)
+				for _, c := range patch.Status.Conditions {
+					*did = append(*did, fmt.Sprintf("condition %s %s of UID %s, by %s", c.Type, c.Reason, patch.UID,
+						a.GetPatchType()))
 				}
-				return c.Delete(ctx, o, options...)
-			},
-			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
-				options ...client.SubResourcePatchOption) error {
-				if err := do("patch", o.GetName()+"/"+sub); err != nil {
-					return err
-				}
-				if err := c.Status().Patch(ctx, o, p, options...); err != nil {
-					return err
-				}
-				for _, condition := range o.(*corev1.Pod).Status.Conditions {
-					*did = append(*did, fmt.Sprintf("condition %s %s", condition.Type, condition.Reason))
-				}
-				return nil
-			},
-		}).Build()
-	return &evictor{driver: driver, cached: c, direct: c,
+			}
+		case clienttesting.DeleteAction:
+			err = do("delete", fmt.Sprintf("%s UID %s", a.GetName(), *a.GetDeleteOptions().Preconditions.UID))
+		}
+		return err != nil, nil, err
+	})
+	return &evictor{driver: driver, cached: cached.Build(), pods: api.CoreV1(),
 		rules: func() []*resourceapi.DeviceTaintRule { return nil },
 		tell: func(_ context.Context, pod *corev1.Pod, text string) error {
 			return do("event", pod.Name+": "+text)
@@ -81,7 +87,8 @@ func TestReconcile(t *testing.T) {
 	young := noExecute("xid")
 	young.TimeAdded = ptr.To(metav1.NewTime(time.Now().Add(time.Hour)))
 	evicted := []string{"event train: deleted: node-1/gpu-0 has the taint xid:NoExecute", "patch train/status",
-		"condition DisruptionTarget DeletionByGPUDriver", "condition Ready ", "delete train UID pod"}
+		"condition DisruptionTarget DeletionByGPUDriver of UID pod, by " + string(types.StrategicMergePatchType),
+		"delete train UID pod"}
 	for _, row := range []struct {
 		name   string
 		taint  resourceapi.DeviceTaint

@@ -18,7 +18,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -53,8 +52,7 @@ type Claims struct {
 	guard    feature.Guard
 	unranked prometheus.Counter
 
-	client client.Client // without a cache
-	known  func() error  // an error until the view is complete
+	controller *feature.Controller
 
 	mu    sync.Mutex
 	seen  map[types.UID]seenClaim // since the last report
@@ -69,7 +67,7 @@ func NewClaims(expander strongest.Expander, guard feature.Guard) *Claims {
 
 // Add reports about claims on the leader, and about those that wait for longer than after; 0: not about those.
 func Add(c *feature.Controller, claims *Claims, after time.Duration) error {
-	claims.client, claims.known = c.Direct, c.Known
+	claims.controller = c
 	err := errors.Join(ctrlmetrics.Registry.Register(claims.unranked), c.Manager.Add(claims))
 	if err != nil || after == 0 {
 		return err
@@ -152,19 +150,10 @@ func (u *Claims) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 
 // Start reports until ctx ends.
 func (u *Claims) Start(ctx context.Context) error {
-	logger := log.FromContext(ctx).WithName("claims")
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(claimsPeriod):
-		}
-		if u.known() == nil {
-			if err := u.report(ctx); err != nil && ctx.Err() == nil {
-				logger.Error(err, "Claims have no event that says what they ask for")
-			}
-		}
-	}
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithName("claims"))
+	u.controller.Rounds(ctx, claimsPeriod, "report claims", "Claims have no event that says what they ask for",
+		func(time.Time) error { return u.report(ctx) })
+	return nil
 }
 
 // report reports what has been seen since the last call. What fails is not tried again.
@@ -203,8 +192,8 @@ func (u *Claims) reportOne(ctx context.Context, uid types.UID, c seenClaim) (las
 			}
 			about := event.PodReference(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace,
 				Name: user.Name, UID: user.UID}})
-			_, err := feature.CreateEvent(ctx, u.client, Events.WholeGPU, about, "whole-gpu-"+string(user.UID),
-				strings.Join(c.whole, "; "))
+			_, err := feature.CreateEvent(ctx, u.controller.Direct, Events.WholeGPU, about,
+				"whole-gpu-"+string(user.UID), strings.Join(c.whole, "; "))
 			last = cmp.Or(err, last)
 		}
 	}
@@ -226,6 +215,6 @@ func (u *Claims) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec
 // namespace does not.
 func (u *Claims) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
 	text string) (bool, error) {
-	return feature.CreateEvent(ctx, u.client, kind, event.ClaimReference(c.Namespace, c.Name, uid), prefix+string(uid),
-		text)
+	return feature.CreateEvent(ctx, u.controller.Direct, kind, event.ClaimReference(c.Namespace, c.Name, uid),
+		prefix+string(uid), text)
 }

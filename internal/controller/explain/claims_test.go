@@ -85,7 +85,7 @@ func TestClaims(t *testing.T) {
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	for _, want := range []float64{2, 0} { // a second leader sees the same claims, and tells nothing again
 		u := NewClaims(expander, feature.NewGuard())
-		u.client = cluster
+		u.controller = &feature.Controller{Direct: cluster}
 		for range 2 { // informers may read a claim twice
 			for _, c := range claims {
 				u.See(c)

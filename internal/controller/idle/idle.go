@@ -14,11 +14,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -26,6 +25,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
@@ -54,22 +54,17 @@ const maxSpared = 10 * time.Minute
 
 // Add evicts idle pods on the leader, a while after a warning.
 func Add(c *feature.Controller, warning time.Duration) error {
-	e := &evictor{view: c.View, direct: c.Direct, warning: warning, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
+	reads, err := c.Reads()
+	if err != nil {
+		return err
+	}
+	e := &evictor{view: c.View, direct: c.Direct, pods: reads.CoreV1(), warning: warning,
+		evicted: metrics.NewEvictedIdlePods(), warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
 	period := min(max(warning/10, time.Second), maxPeriod)
 	loop := manager.RunnableFunc(func(ctx context.Context) error {
-		for {
-			if c.Known() == nil {
-				if err := c.Guard.Do("evict idle pods", func() error { return e.look(ctx, time.Now()) }); err != nil {
-					log.FromContext(ctx).Error(err, "Idle pods are not evicted, will be tried again")
-				}
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(period):
-			}
-		}
+		c.Rounds(ctx, period, "evict idle pods", "Idle pods are not evicted, will be tried again",
+			func(started time.Time) error { return e.look(ctx, started) })
+		return nil
 	})
 	return errors.Join(ctrlmetrics.Registry.Register(e.evicted), c.Manager.Add(loop))
 }
@@ -78,6 +73,7 @@ func Add(c *feature.Controller, warning time.Duration) error {
 type evictor struct {
 	view    *cluster.View
 	direct  client.Client
+	pods    corev1client.PodsGetter
 	warning time.Duration // between the event and the eviction, at least
 	evicted prometheus.Counter
 	// warned are the warnings of this leader, by pod. Another one warns again, and waits as long.
@@ -275,13 +271,12 @@ func (e *evictor) warn(ctx context.Context, pod *corev1.Pod, text, label string,
 
 // evict evicts the pod, unless a PodDisruptionBudget forbids it.
 func (e *evictor) evict(ctx context.Context, pod *corev1.Pod, unused string) error {
-	err := e.direct.SubResource("eviction").Create(ctx, pod, &policyv1.Eviction{
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}})
+	outcome, err := evict.Pod(ctx, e.pods.Pods(pod.Namespace), pod.Namespace, pod.Name, pod.UID)
 	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err): // it has ended meanwhile
-		return nil
 	case err != nil:
 		return fmt.Errorf("evict: %w", err)
+	case outcome == evict.Ended:
+		return nil
 	}
 	log.FromContext(ctx).Info("Pod evicted", "pod", client.ObjectKeyFromObject(pod), "why", unused)
 	e.evicted.Inc()

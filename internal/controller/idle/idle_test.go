@@ -11,11 +11,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -133,17 +137,18 @@ func (w *world) lead() {
 				}
 				return c.Create(ctx, o, all...)
 			},
-			SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, what client.Object,
-				all ...client.SubResourceCreateOption) error {
-				w.did = append(w.did, sub+" "+o.GetName())
-				if w.fails != nil {
-					return w.fails
-				}
-				return c.SubResource(sub).Create(ctx, o, what, all...)
-			},
 		}).Build()
-	w.evictor = &evictor{view: w.view, direct: c, warning: 10 * time.Minute, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
+	api := kubefake.NewClientset(w.pod)
+	api.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		e := a.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+		w.did = append(w.did, a.GetSubresource()+" "+e.Name)
+		if w.fails == nil {
+			return true, nil, c.Delete(w.t.Context(), w.pod.DeepCopy())
+		}
+		return true, nil, w.fails
+	})
+	w.evictor = &evictor{view: w.view, direct: c, pods: api.CoreV1(), warning: 10 * time.Minute,
+		evicted: metrics.NewEvictedIdlePods(), warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
 }
 
 // after looks at the cluster after these times, and returns what was done.

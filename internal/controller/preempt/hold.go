@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -335,16 +335,13 @@ func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits b
 	return err == nil && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil, err
 }
 
-// evictPod asks the API server to evict a pod. A budget or an admission webhook may refuse that.
-func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) error {
-	err := p.reads.PolicyV1().Evictions(v.Namespace).Evict(ctx, &policyv1.Eviction{
-		ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: v.Name},
-		DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun,
-			Preconditions: &metav1.Preconditions{UID: &v.UID}}})
+// evictPod asks the API server to evict a pod.
+func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) (evict.Outcome, error) {
+	outcome, err := evict.Pod(ctx, p.reads.CoreV1().Pods(v.Namespace), v.Namespace, v.Name, v.UID, dryRun...)
 	if err != nil {
-		return fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
+		err = fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
 	}
-	return nil
+	return outcome, err
 }
 
 // evict evicts the victims that are left. What is refused meanwhile is tried again until the hold ends; if nothing was
@@ -352,22 +349,22 @@ func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) er
 func (p *Preemptor) evict(ctx context.Context, h *hold, now time.Time) error {
 	for h.evicted < len(h.Victims) {
 		v := h.Victims[h.evicted]
-		err := p.evictPod(ctx, v)
+		outcome, err := p.evictPod(ctx, v)
 		switch {
-		case isDenied(err) && h.evicted == 0: // by what allows dry runs
+		case outcome == evict.Denied && h.evicted == 0: // by what allows dry runs
 			return errors.Join(p.refuse(ctx, h, v, err, now), p.abandon(ctx, h))
-		case isDenied(err):
+		case outcome == evict.Denied:
 			return errors.Join(err, p.refuse(ctx, h, v, err, now))
-		case isOfBudget(err) && h.evicted == 0:
+		case outcome == evict.Budget && h.evicted == 0:
 			return p.abandon(ctx, h)
-		case isOfBudget(err):
+		case outcome == evict.Budget:
 			return nil
-		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+		case err != nil:
 			return err
 		}
 		h.evicted++
-		if err != nil {
-			continue // it has ended by itself
+		if outcome == evict.Ended {
+			continue
 		}
 		p.preempted.Inc()
 		if _, err := feature.CreateEvent(ctx, p.client, Events.Preempted, reference(v.Namespace, v.Name, v.UID),

@@ -4,54 +4,35 @@ package preempt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
 // refusedFor is how long a victim that the API refuses to evict is in no plan.
 const refusedFor = 10 * time.Minute
 
-// isOfBudget reports whether a PodDisruptionBudget forbids the eviction. The next plan knows the budget as it is. Most
-// answers have the status 429, and two 403, of which Kubernetes 1.34 says only what they are about.
-func isOfBudget(err error) bool {
-	var status apierrors.APIStatus
-	about := errors.As(err, &status) && status.Status().Details != nil &&
-		status.Status().Details.Kind == "poddisruptionbudget"
-	return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) || apierrors.IsForbidden(err) && about
-}
-
-// isDenied reports whether the API server refuses this eviction, and would again, for a reason that no plan knows: an
-// admission webhook or policy. A server that is busy or broken denies nothing: its text names no webhook that does.
-func isDenied(err error) bool {
-	return err != nil && !isOfBudget(err) && (apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
-		apierrors.IsInvalid(err) || strings.Contains(err.Error(), "admission webhook ")) // with any status
-}
-
 // ask asks the API server in a dry run whether it would evict the victims, and remembers those that it refuses. The
 // error is errStale if a budget forbids it.
 func (p *Preemptor) ask(ctx context.Context, h *hold, now time.Time) (refused bool, err error) {
 	for _, v := range h.Victims {
-		switch err := p.evictPod(ctx, v, metav1.DryRunAll); {
-		case isDenied(err):
+		switch outcome, err := p.evictPod(ctx, v, metav1.DryRunAll); {
+		case outcome == evict.Denied:
 			refused = true
 			if err := p.refuse(ctx, h, v, err, now); err != nil {
 				return refused, err
 			}
-		case isOfBudget(err):
+		case outcome == evict.Budget:
 			return refused, errStale
-		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+		case err != nil:
 			return refused, err
 		}
 	}
