@@ -32,6 +32,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
@@ -127,7 +128,7 @@ func load(t *testing.T) {
 	}
 	all.Go(func() {
 		for i := range 300 {
-			claim := waiting(t, "ns", fmt.Sprint("seen", i), largestSelectors("strongest.gpu.nvidia.com", 30, i))
+			claim := oldClaim(t, "ns", fmt.Sprint("seen", i), largestSelectors("strongest.gpu.nvidia.com", 30, i))
 			claim.CreationTimestamp.Time = time.Now()
 			seen.See(claim)
 		}
@@ -191,8 +192,8 @@ func largestSelectors(class string, selectors, seed int) string {
 		strings.Join(all, ", ") + "]}}]"
 }
 
-// waiting returns a claim that is two minutes old.
-func waiting(t *testing.T, namespace, name, devices string) *resourceapi.ResourceClaim {
+// oldClaim returns a claim that is two minutes old.
+func oldClaim(t *testing.T, namespace, name, devices string) *resourceapi.ResourceClaim {
 	t.Helper()
 	claim := clustertest.Claim(t, devices)
 	claim.Namespace, claim.Name, claim.UID = namespace, name, types.UID(namespace+"-"+name)
@@ -210,21 +211,22 @@ func explainLargest(t *testing.T, events client.Client) {
 	for _, s := range clustertest.Slices(t, node) {
 		objects = append(objects, s)
 	}
+	var pods []*corev1.Pod
 	for i := range 2 {
-		claim := waiting(t, fmt.Sprint("ns", i), "large", largestSelectors("mig.nvidia.com", 30, i))
+		claim := oldClaim(t, fmt.Sprint("ns", i), "large", largestSelectors("mig.nvidia.com", 30, i))
 		uses := corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}
 		pod := &corev1.Pod{ObjectMeta: claim.ObjectMeta, Spec: corev1.PodSpec{
 			Containers:     []corev1.Container{{Name: "main", Resources: uses}},
 			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}},
 			Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
 				{Type: corev1.PodScheduled, Status: corev1.ConditionFalse}}}}
-		objects = append(objects, claim, pod)
+		objects, pods = append(objects, claim), append(pods, waiting.Slim(pod))
 		v.SetClaim(cluster.SlimClaim(claim))
 	}
 	u := explain.NewWaiting(&feature.Controller{Direct: events, View: v, Guard: feature.NewGuard()},
 		kubefake.NewClientset(objects...), time.Minute)
 	for range 2 { // a round ends early
-		if err := u.Report(t.Context(), time.Now()); err != nil {
+		if err := u.Report(t.Context(), pods, time.Now()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -40,6 +40,7 @@ import (
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/caller"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
@@ -140,6 +141,11 @@ func Run(ctx context.Context, o Options) error {
 		ServeSchedulers: func(path string, handler http.Handler) {
 			server.Register(path, gate.Schedulers(newLimiter().handler(handler)))
 		}}
+	reads, err := c.Reads()
+	if err != nil {
+		return err
+	}
+	c.Waiting = waiting.New(reads)
 	if err := o.addFeatures(ctx, c, expander, claims); err != nil {
 		return err
 	}

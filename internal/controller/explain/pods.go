@@ -5,22 +5,17 @@ package explain
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -30,28 +25,23 @@ import (
 // namespaces are explained in the next rounds.
 const maxPods = 1000
 
-// errFull ends the reading of pods.
-var errFull = errors.New("a round has enough pods")
-
 // claimless returns the pods to explain that no claim of the view leads to: pods whose claims do not exist, or are of a
-// class that does not, and pods with extended resources. It reads the pods without a node, page by page, and keeps of
-// each only its name.
-func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err error) {
+// class that does not, and pods with extended resources. It keeps of each only its name.
+func (u *Waiting) claimless(pods []*corev1.Pod, now time.Time) (all queue) {
 	waits := map[types.NamespacedName]explained{}
 	next := "" // the first namespace of the next round
-	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
-	err = pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
-		return u.reads.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
-	})).EachListItem(ctx, metav1.ListOptions{FieldSelector: unscheduled}, func(o runtime.Object) error {
-		pod, ok := o.(*corev1.Pod)
-		if !ok || pod.Namespace < u.from || !waitsLong(pod, now.Add(-u.after)) || !u.mayConcern(pod) {
-			return nil
-		}
+	pods = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool {
+		return pod.Namespace < u.from || !waitsLong(pod, now.Add(-u.after)) || !u.mayConcern(pod)
+	})
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, pod := range pods {
 		if len(waits) == maxPods { // the next round begins with this namespace, or behind it if it fills a round alone
 			if next = pod.Namespace; next == u.from {
 				next += " "
 			}
-			return errFull
+			break
 		}
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		of, known := u.pods[name]
@@ -60,10 +50,6 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err 
 		}
 		waits[name] = of
 		all.add(name, of, now)
-		return nil
-	})
-	if err != nil && !errors.Is(err, errFull) {
-		return queue{}, fmt.Errorf("list the pods without a node: %w", err)
 	}
 	u.from = next
 	for name, of := range u.pods { // those of claims have events, too
@@ -72,7 +58,7 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) (all queue, err 
 		}
 	}
 	u.pods = waits
-	return all, nil
+	return all
 }
 
 // waitsLong reports whether the pod has waited for a node since before that time.
@@ -101,15 +87,8 @@ func (u *Waiting) mayConcern(pod *corev1.Pod) bool {
 // extended reports whether the pod requests an extended resource of a class of the driver, or one that is named as
 // those are.
 func (u *Waiting) extended(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(
-		c corev1.Container) bool {
-		for name := range c.Resources.Requests {
-			if strings.HasPrefix(string(name), "nvidia.com/") || strings.Contains(string(name), "/") &&
-				u.view.Extended(string(name)) {
-				return true
-			}
-		}
-		return false
+	return waiting.Extended(pod, func(name string) bool {
+		return strings.HasPrefix(name, "nvidia.com/") || strings.Contains(name, "/") && u.View.Extended(name)
 	})
 }
 

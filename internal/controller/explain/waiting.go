@@ -18,11 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
@@ -60,17 +60,14 @@ var NotAllocated = event.Warning("NotAllocated", "ResourceClaim, Pod",
 // a pod whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl
 // gpu why.
 //
-// The informers of the controller have no pods and nodes, and only parts of claims and slices. So each round lists the
-// pods without a node, and, if there is something to explain, reads all objects that an answer needs, page by page, and
-// forgets them afterwards. That is one list of each resource per round, however many claims wait. Meanwhile little of
-// each object is kept: of pods with a node what they request, of devices the attributes that a claim or class reads.
+// The informers of the controller have only parts of claims, slices and pods without a node, and no nodes. So a round
+// with something to explain reads all objects that an answer needs, page by page, and forgets them afterwards. That is
+// one list of each resource per round, however many claims wait. Meanwhile little of each object is kept: of pods with
+// a node what they request, of devices the attributes that a claim or class reads.
 type Waiting struct {
-	client client.Client // writes events; without a cache
-	reads  kubernetes.Interface
-	view   *cluster.View
-	known  func() error // an error until the view is complete
-	guard  feature.Guard
-	after  time.Duration
+	*feature.Controller
+	reads kubernetes.Interface
+	after time.Duration
 	// explain explains a pod. Tests change it.
 	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Answer, error)
 
@@ -90,7 +87,7 @@ type explained struct {
 
 // NewWaiting returns a Waiting that has explained nothing. It reads objects with reads.
 func NewWaiting(c *feature.Controller, reads kubernetes.Interface, after time.Duration) *Waiting {
-	return &Waiting{client: c.Direct, reads: reads, view: c.View, known: c.Known, guard: c.Guard, after: after,
+	return &Waiting{Controller: c, reads: reads, after: after,
 		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Answer, error) {
 			return e.Pod(ctx, pod.Namespace, pod.Name)
 		},
@@ -107,6 +104,7 @@ func processorTime() time.Duration {
 // Start reports until ctx ends.
 func (u *Waiting) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("waiting")
+	list := u.Waiting.Follow(ctx)
 	pause := u.period()
 	for {
 		select {
@@ -114,11 +112,11 @@ func (u *Waiting) Start(ctx context.Context) error {
 			return nil
 		case <-time.After(pause):
 		}
-		if u.known() != nil {
+		if u.Known() != nil {
 			continue
 		}
 		before := processorTime()
-		if err := u.Report(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if err := u.Report(ctx, list(), time.Now()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Waiting claims have no event that says why")
 		}
 		pause = u.pauseAfter(processorTime() - before)
@@ -133,12 +131,12 @@ func (u *Waiting) pauseAfter(used time.Duration) time.Duration {
 	return max(u.period(), pauseFactor*used)
 }
 
-// Report makes one round.
-func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
+// Report makes one round. pods are those without a node, as of waiting.Pods.
+func (u *Waiting) Report(ctx context.Context, pods []*corev1.Pod, now time.Time) (last error) {
 	claims := u.waitingClaims(now)
-	pods, err := u.claimless(ctx, now)
-	if err != nil || len(claims.due)+len(pods.due) == 0 {
-		return err
+	claimless := u.claimless(pods, now)
+	if len(claims.due)+len(claimless.due) == 0 {
+		return nil
 	}
 	s, err := u.read(ctx)
 	if err != nil {
@@ -151,7 +149,7 @@ func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
 	if ctx.Err() != nil {
 		return last
 	}
-	return cmp.Or(u.reportPods(ctx, pods.inTurns(u.pods), objects, explainer, now), last)
+	return cmp.Or(u.reportPods(ctx, claimless.inTurns(u.pods), objects, explainer, now), last)
 }
 
 // work is what a round has done about claims, or about pods.
@@ -170,7 +168,7 @@ func (w *work) enough() bool {
 func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod, w *work) (r *why.Answer,
 	panicked, err error) {
 	before := explainer.Repeated()
-	err = u.guard.Do("explain claims", func() (err error) {
+	err = u.Guard.Do("explain claims", func() (err error) {
 		r, err = u.explain(ctx, explainer, pod)
 		return err
 	})
@@ -228,7 +226,7 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 // read returns what answers need of the cluster, with little of each object.
 func (u *Waiting) read(ctx context.Context) (*cluster.Snapshot, error) {
 	reader := read.Reader{Client: u.reads, PageSize: pageSize,
-		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
+		Slim: func() func(runtime.Object) runtime.Object { return waiting.SlimObject }}
 	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
 	return s, s.Err()
 }
@@ -243,7 +241,7 @@ func (u *Waiting) tell(ctx context.Context, about *corev1.ObjectReference, of ex
 	// Another leader gives the first event with this text the same name, and so does not repeat it. An answer that
 	// comes back after another one is told again.
 	name := fmt.Sprintf("not-allocated-%s-%s", about.UID, digest(of.event+text))
-	_, err := feature.CreateEvent(ctx, u.client, NotAllocated, about, name, text)
+	_, err := feature.CreateEvent(ctx, u.Direct, NotAllocated, about, name, text)
 	if err != nil {
 		return of, err
 	}
@@ -280,7 +278,7 @@ func (q *queue) inTurns(known map[types.NamespacedName]explained) []types.Namesp
 // waitingClaims returns the claims to explain. It forgets claims that do not wait any more.
 func (u *Waiting) waitingClaims(now time.Time) (all queue) {
 	claims := map[types.NamespacedName]explained{}
-	for c, waits := range u.view.Claims {
+	for c, waits := range u.View.Claims {
 		if !waits {
 			continue
 		}
@@ -343,54 +341,4 @@ func unschedulable(pods []*corev1.Pod, before time.Time) map[types.NamespacedNam
 		}
 	}
 	return all
-}
-
-// slimObject keeps what an answer needs of an object other than a slice.
-func slimObject(o runtime.Object) runtime.Object {
-	switch o := o.(type) {
-	case *corev1.Pod:
-		if pod := slimPod(o); pod != nil {
-			return pod
-		}
-		return nil
-	case *corev1.Node:
-		o.Status.Images = nil
-	}
-	if object, ok := o.(metav1.Object); ok {
-		object.SetManagedFields(nil)
-		object.SetAnnotations(nil)
-	}
-	return o
-}
-
-// slimPod keeps what an answer needs of a pod: of one on a node what it requests, of one without a node everything but
-// annotations.
-func slimPod(pod *corev1.Pod) *corev1.Pod {
-	switch {
-	case cluster.Finished(pod):
-		return nil
-	case pod.Spec.NodeName == "":
-		whole := *pod // a pointer to pod would keep the whole page
-		whole.ManagedFields, whole.Annotations = nil, nil
-		return &whole
-	}
-	slim := &corev1.Pod{Status: corev1.PodStatus{Phase: pod.Status.Phase}}
-	slim.Namespace, slim.Name, slim.UID = pod.Namespace, pod.Name, pod.UID
-	slim.OwnerReferences, slim.Labels = pod.OwnerReferences, pod.Labels // an older pod of a Deployment is told
-	slim.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources,
-		Containers: slimContainers(pod.Spec.Containers), InitContainers: slimContainers(pod.Spec.InitContainers)}
-	if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodResizePending || c.Type == corev1.PodResizeInProgress
-	}) {
-		slim.Status = pod.Status // what it has counts, too
-	}
-	return slim
-}
-
-func slimContainers(all []corev1.Container) []corev1.Container {
-	slim := make([]corev1.Container, len(all))
-	for i, c := range all {
-		slim[i] = corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy}
-	}
-	return slim
 }

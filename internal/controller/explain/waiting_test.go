@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -24,13 +23,13 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	kubetesting "k8s.io/client-go/testing"
-	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -91,6 +90,22 @@ func (c *waitingCluster) reporter() *Waiting {
 		time.Minute)
 }
 
+// report makes a round with the pods without a node.
+func (c *waitingCluster) report(ctx context.Context, u *Waiting, now time.Time) error {
+	all, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"),
+		corev1.SchemeGroupVersion.WithKind("Pod"), "")
+	if err != nil {
+		return err
+	}
+	var pods []*corev1.Pod
+	for _, pod := range all.(*corev1.PodList).Items {
+		if pod.Spec.NodeName == "" {
+			pods = append(pods, waiting.Slim(&pod))
+		}
+	}
+	return u.Report(ctx, pods, now)
+}
+
 // told returns the events, sorted.
 func (c *waitingCluster) told(t testing.TB) []string {
 	t.Helper()
@@ -118,8 +133,8 @@ func (c *waitingCluster) lists() map[string]int {
 	return all
 }
 
-// waiting returns a claim that is two minutes old.
-func waiting(t testing.TB, namespace, name, devices string) *resourceapi.ResourceClaim {
+// oldClaim returns a claim that is two minutes old.
+func oldClaim(t testing.TB, namespace, name, devices string) *resourceapi.ResourceClaim {
 	t.Helper()
 	claim := clustertest.Claim(t, devices)
 	claim.Namespace, claim.Name, claim.UID = namespace, name, types.UID(namespace+"-"+name)
@@ -152,11 +167,11 @@ func TestWaiting(t *testing.T) {
 	const age = 2 * time.Minute
 	claims := map[string]*resourceapi.ResourceClaim{}
 	for _, name := range []string{"three", "beside", "of-a-young-pod", "of-no-pod", "not-tried", "young"} {
-		claims[name] = waiting(t, "ml", name, threeGPUs)
+		claims[name] = oldClaim(t, "ml", name, threeGPUs)
 	}
-	claims["two"] = waiting(t, "ml", "two", twoGPUs)
-	claims["one"] = waiting(t, "ml", "one", strings.Replace(twoGPUs, "2", "1", 1))
-	claims["foreign"] = waiting(t, "ml", "foreign", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
+	claims["two"] = oldClaim(t, "ml", "two", twoGPUs)
+	claims["one"] = oldClaim(t, "ml", "one", strings.Replace(twoGPUs, "2", "1", 1))
+	claims["foreign"] = oldClaim(t, "ml", "foreign", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
 	claims["young"].CreationTimestamp = metav1.Now()
 	notTried := podOf(age, claims["not-tried"])
 	notTried.Status.Conditions = nil
@@ -169,7 +184,7 @@ func TestWaiting(t *testing.T) {
 	}
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
-	if err := u.Report(t.Context(), c.now); err != nil {
+	if err := c.report(t.Context(), u, c.now); err != nil {
 		t.Fatal(err)
 	}
 	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 is held by other " +
@@ -189,12 +204,12 @@ func TestWaiting(t *testing.T) {
 
 // TestWaitingNeedsAllRights: without one of the resources, nothing is told that may be wrong.
 func TestWaitingNeedsAllRights(t *testing.T) {
-	claim := waiting(t, "ml", "two", twoGPUs)
+	claim := oldClaim(t, "ml", "two", twoGPUs)
 	c := newWaitingCluster(t, claim, podOf(2*time.Minute, claim))
 	c.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "", nil)
 	})
-	err := c.reporter().Report(t.Context(), c.now)
+	err := c.report(t.Context(), c.reporter(), c.now)
 	if err == nil || !strings.Contains(err.Error(), `the missing right is the verb "list" on nodes`) {
 		t.Errorf("got error %v, want the missing right", err)
 	}
@@ -205,7 +220,7 @@ func TestWaitingNeedsAllRights(t *testing.T) {
 
 // TestWaitingEventsAreNotRepeated: an answer is told again when it changes, and when its event is gone.
 func TestWaitingEventsAreNotRepeated(t *testing.T) {
-	claim := waiting(t, "ml", "two", twoGPUs)
+	claim := oldClaim(t, "ml", "two", twoGPUs)
 	c := newWaitingCluster(t, claim, podOf(2*time.Minute, claim))
 	u := c.reporter()
 	taint := func(effect resourceapi.DeviceTaintEffect) {
@@ -243,7 +258,7 @@ func TestWaitingEventsAreNotRepeated(t *testing.T) {
 		{"the event of it has expired", func() {}, 106 * time.Minute, 10, 8},
 	} {
 		step.do()
-		if err := u.Report(t.Context(), c.now.Add(step.after)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(step.after)); err != nil {
 			t.Fatal(err)
 		}
 		if events := len(c.told(t)); c.creates != step.creates || events != step.events {
@@ -259,28 +274,24 @@ func TestWaitingRound(t *testing.T) { synctest.Test(t, testWaitingRound) } // a 
 func testWaitingRound(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 1000 {
-		claim := waiting(t, "large", fmt.Sprintf("claim-%04d", i), twoGPUs)
+		claim := oldClaim(t, "large", fmt.Sprintf("claim-%04d", i), twoGPUs)
 		objects = append(objects, claim, podOf(2*time.Minute, claim))
 	}
-	small := waiting(t, "small", "claim", twoGPUs)
+	small := oldClaim(t, "small", "claim", twoGPUs)
 	small.CreationTimestamp = metav1.NewTime(time.Now().Add(-90 * time.Second)) // younger than the others
 	objects = append(objects, small, podOf(2*time.Minute, small))
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	for round := 1; round <= 2; round++ {
-		if err := u.Report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(c.told(t)); got != 2*round*maxTold {
 			t.Errorf("round %d: got %d events, want %d: of claims and their pods", round, got, 2*round*maxTold)
 		}
 		for resource, lists := range c.lists() {
-			want := round
-			if resource == "pods" {
-				want = 2 * round // also those without a node
-			}
-			if lists != want {
-				t.Errorf("round %d: got %d lists of %s, want %d", round, lists, resource, want)
+			if lists != round {
+				t.Errorf("round %d: got %d lists of %s, want %d", round, lists, resource, round)
 			}
 		}
 	}
@@ -291,7 +302,7 @@ func testWaitingRound(t *testing.T) {
 		t.Errorf("got the last event %q, want that of the other namespace among the first ones", got)
 	}
 
-	for _, o := range objects { // nothing waits any more: only the pods without a node are read
+	for _, o := range objects { // nothing waits any more: nothing is read
 		if pod, ok := o.(*corev1.Pod); ok {
 			if err := c.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
@@ -301,12 +312,11 @@ func testWaitingRound(t *testing.T) {
 			c.view.DeleteClaim(client.ObjectKeyFromObject(claim))
 		}
 	}
-	if err := u.Report(t.Context(), c.now.Add(time.Hour)); err != nil {
+	if err := c.report(t.Context(), u, c.now.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.lists()["pods"]; got != 5 || c.lists()["nodes"] != 2 ||
-		len(u.claims) > 0 {
-		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d claims, want 5, 2, and none", got,
+	if got := c.lists()["pods"]; got != 2 || c.lists()["nodes"] != 2 || len(u.claims) > 0 {
+		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d claims, want 2, 2, and none", got,
 			c.lists()["nodes"], len(u.claims))
 	}
 }
@@ -318,14 +328,14 @@ func TestEqualClaims(t *testing.T) { synctest.Test(t, testEqualClaims) } // a ro
 func testEqualClaims(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 2*maxTold + 1 {
-		claim := waiting(t, "ml", fmt.Sprintf("claim-%04d", i), twoGPUs)
+		claim := oldClaim(t, "ml", fmt.Sprintf("claim-%04d", i), twoGPUs)
 		objects = append(objects, claim, podOf(2*time.Minute, claim))
 	}
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	events, reads := []int{2 * maxTold, 4 * maxTold, 4*maxTold + 2}, []int{1, 2, 3}
 	for _, minute := range []int{0, 1, 2, 3, 9, 10, 11, 19} {
-		if err := u.Report(t.Context(), c.now.Add(time.Duration(minute)*time.Minute)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(time.Duration(minute)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents, wantReads := events[min(minute, 2)], reads[min(minute, 2)]+minute/10
@@ -342,11 +352,11 @@ func TestDifferentClaims(t *testing.T) { synctest.Test(t, testDifferentClaims) }
 func testDifferentClaims(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 3 * maxExplained {
-		claim := waiting(t, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(2+i), 1))
+		claim := oldClaim(t, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(2+i), 1))
 		objects = append(objects, claim, podOf(2*time.Minute, claim))
 	}
 	c := newWaitingCluster(t, objects...)
-	if err := c.reporter().Report(t.Context(), c.now); err != nil {
+	if err := c.report(t.Context(), c.reporter(), c.now); err != nil {
 		t.Fatal(err)
 	}
 	if c.creates != 2*maxExplained {
@@ -362,19 +372,19 @@ func TestWaitingPods(t *testing.T) {
 		pod.Name, pod.UID, pod.Status.Conditions = name, types.UID(name), nil // the scheduler has not tried it
 		return pod
 	}
-	missing := named("of-no-claim", waiting(t, "ml", "sharde", twoGPUs))
-	shared := waiting(t, "ml", "shared", strings.Replace(twoGPUs, "2", "1", 1))
-	elsewhere := named("of-another-namespace", waiting(t, "ml", "secret-project", twoGPUs))
-	template := named("of-no-template", waiting(t, "ml", "gpu", twoGPUs))
+	missing := named("of-no-claim", oldClaim(t, "ml", "sharde", twoGPUs))
+	shared := oldClaim(t, "ml", "shared", strings.Replace(twoGPUs, "2", "1", 1))
+	elsewhere := named("of-another-namespace", oldClaim(t, "ml", "secret-project", twoGPUs))
+	template := named("of-no-template", oldClaim(t, "ml", "gpu", twoGPUs))
 	template.Spec.ResourceClaims[0].ResourceClaimName = nil
 	template.Spec.ResourceClaims[0].ResourceClaimTemplateName = ptr.To("nothing")
-	noClass := waiting(t, "ml", "profile", strings.Replace(threeGPUs, "gpu.nvidia.com, count: 3", "gpu.nvidia.org", 1))
+	noClass := oldClaim(t, "ml", "profile", strings.Replace(threeGPUs, "gpu.nvidia.com, count: 3", "gpu.nvidia.org", 1))
 	plain := podOf(age, shared)
 	plain.Name, plain.UID, plain.Spec.ResourceClaims = "extended", "extended", nil
 	plain.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: corev1.ResourceList{
 		"nvidia.com/mig-5g.50gb": resource.MustParse("1")}}
-	foreign := waiting(t, "ml", "nic", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
-	attached := waiting(t, "ml", "attached", strings.Replace(twoGPUs, "2", "1", 1))
+	foreign := oldClaim(t, "ml", "nic", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
+	attached := oldClaim(t, "ml", "attached", strings.Replace(twoGPUs, "2", "1", 1))
 	attached.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: clustertest.Driver,
 			Pool: "fabric", Device: "far-0", BindingConditions: []string{"Ready"}}}}}
@@ -388,9 +398,9 @@ func TestWaitingPods(t *testing.T) {
 	special.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(ofResource,
 		corev1.SchemeGroupVersion.WithKind("Pod"))}
 	ofResource.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "special"}
-	gated := named("gated", waiting(t, "ml", "absent", twoGPUs))
+	gated := named("gated", oldClaim(t, "ml", "absent", twoGPUs))
 	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
-	placed := named("placed", waiting(t, "ml", "absent", twoGPUs))
+	placed := named("placed", oldClaim(t, "ml", "absent", twoGPUs))
 	placed.Spec.NodeName = "a"
 	c := newWaitingCluster(t, missing, elsewhere, template, named("of-no-class", noClass), noClass, plain, shared,
 		named("of-a-nic", foreign), foreign,
@@ -415,7 +425,7 @@ func TestWaitingPods(t *testing.T) {
 			"applied",
 	}
 	for _, after := range []time.Duration{0, time.Minute, 11 * time.Minute} {
-		if err := u.Report(t.Context(), c.now.Add(after)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(after)); err != nil {
 			t.Fatal(err)
 		}
 		got := c.told(t)
@@ -433,12 +443,12 @@ func TestWaitingPods(t *testing.T) {
 func TestWaitingPodsAreBounded(t *testing.T) {
 	var objects []runtime.Object
 	for i := range maxPods + 100 {
-		objects = append(objects, podOf(2*time.Minute, waiting(t, "large", fmt.Sprintf("absent-%04d", i), twoGPUs)))
+		objects = append(objects, podOf(2*time.Minute, oldClaim(t, "large", fmt.Sprintf("absent-%04d", i), twoGPUs)))
 	}
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	for round := 1; round <= 2; round++ {
-		if err := u.Report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(c.told(t)); got != round*maxExplained {
@@ -469,46 +479,6 @@ func TestWaitingPause(t *testing.T) {
 	}
 }
 
-// TestSlimPod: a slim pod requests the same as the pod.
-func TestSlimPod(t *testing.T) {
-	amount := func(cpu string) corev1.ResourceRequirements {
-		return corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{"large": "text"}},
-		Spec: corev1.PodSpec{NodeName: "a", Overhead: corev1.ResourceList{"cpu": resource.MustParse("1")},
-			Resources: ptr.To(amount("40")),
-			InitContainers: []corev1.Container{{Resources: amount("2"),
-				RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}, {Resources: amount("8")}},
-			Containers: []corev1.Container{{Resources: amount("16"), Env: []corev1.EnvVar{{Name: "LARGE"}}}}}}
-	sum := func(p *corev1.Pod) string {
-		q := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})["cpu"]
-		return q.String()
-	}
-	slim := slimPod(pod)
-	if got, want := sum(slim), sum(pod); got != want || want != "41" {
-		t.Errorf("got %s, want %s, 41", got, want)
-	}
-	if slim.Annotations != nil || slim.Spec.Containers[0].Env != nil || slim.Spec.NodeName != "a" {
-		t.Errorf("got %+v, want little more than requests", slim)
-	}
-	resized := pod.DeepCopy()
-	resized.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue}}
-	if got := slimPod(resized.DeepCopy()); !reflect.DeepEqual(got.Status, resized.Status) {
-		t.Errorf("of one that is resized: got %+v, want its status", got.Status)
-	}
-	pending := pod.DeepCopy()
-	pending.Spec.NodeName = ""
-	without := pending.DeepCopy()
-	without.Annotations = nil
-	if got := slimPod(pending); !reflect.DeepEqual(got, without) {
-		t.Errorf("without a node: got %+v, want all of it but annotations", got)
-	}
-	pod.Status.Phase = corev1.PodSucceeded
-	if got := slimPod(pod); got != nil {
-		t.Errorf("of one that has ended: got %+v, want nothing", got)
-	}
-}
-
 // BenchmarkWaitingRound makes a round in a cluster of 1,000 nodes with eight GPUs each, 10,000 pods and 1,000 claims
 // that wait, without decoding what the API server sends. It reports the part of a processor that rounds use with their
 // pauses.
@@ -530,7 +500,7 @@ func BenchmarkWaitingRound(b *testing.B) {
 				Name: fmt.Sprint(node, "-", j)}, Spec: corev1.PodSpec{NodeName: node,
 				Containers: []corev1.Container{{Name: "main"}}}})
 		}
-		claim := waiting(b, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(9+i%8), 1))
+		claim := oldClaim(b, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(9+i%8), 1))
 		objects = append(objects, claim, podOf(2*time.Minute, claim))
 	}
 	c := newWaitingCluster(b, objects...)
@@ -538,7 +508,7 @@ func BenchmarkWaitingRound(b *testing.B) {
 	u := c.reporter()
 	for b.Loop() {
 		rounds++
-		if err := u.Report(b.Context(), c.now.Add(time.Duration(rounds)*time.Minute)); err != nil {
+		if err := c.report(b.Context(), u, c.now.Add(time.Duration(rounds)*time.Minute)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -549,7 +519,7 @@ func BenchmarkWaitingRound(b *testing.B) {
 
 // A claim whose explanation panics does not keep the others from theirs. It is not explained again at once.
 func TestAPanicConcernsOneClaim(t *testing.T) {
-	bad, good := waiting(t, "ns", "bad", threeGPUs), waiting(t, "ns", "good", threeGPUs)
+	bad, good := oldClaim(t, "ns", "bad", threeGPUs), oldClaim(t, "ns", "good", threeGPUs)
 	c := newWaitingCluster(t, bad, good, podOf(2*time.Minute, bad), podOf(2*time.Minute, good))
 	u := c.reporter()
 	explain, explained := u.explain, 0
@@ -559,17 +529,17 @@ func TestAPanicConcernsOneClaim(t *testing.T) {
 		}
 		return explain(ctx, e, pod)
 	}
-	if err := u.Report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
+	if err := c.report(t.Context(), u, c.now); !errors.Is(err, guard.ErrPanic) {
 		t.Errorf("got %v, want the panic", err)
 	}
 	const want, wantPod = "ns/good Warning NotAllocated: pod pod-good waits", "ns/pod-good Warning NotAllocated: pod "
 	if got := c.told(t); len(got) != 2 || !strings.HasPrefix(got[0], want) || !strings.HasPrefix(got[1], wantPod) {
 		t.Errorf("got %q, want an event about the good claim and one about its pod", got)
 	}
-	if got := testutil.ToFloat64(u.guard.Panics); got != 1 {
+	if got := testutil.ToFloat64(u.Guard.Panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)
 	}
-	if err := u.Report(t.Context(), c.now.Add(time.Minute)); err != nil || explained != 2 {
+	if err := c.report(t.Context(), u, c.now.Add(time.Minute)); err != nil || explained != 2 {
 		t.Errorf("got %v and %d explanations, want no third one", err, explained)
 	}
 }
@@ -580,9 +550,9 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 	for i := range 300 {
 		many = append(many, fmt.Sprintf("{name: r%d, exactly: {deviceClassName: gpu.nvidia.com}}", i))
 	}
-	large := waiting(t, "ns", "large", "requests: ["+strings.Join(many, ", ")+"]")
+	large := oldClaim(t, "ns", "large", "requests: ["+strings.Join(many, ", ")+"]")
 	c := newWaitingCluster(t, large, podOf(2*time.Minute, large))
-	if err := c.reporter().Report(t.Context(), c.now); err != nil {
+	if err := c.report(t.Context(), c.reporter(), c.now); err != nil {
 		t.Fatal(err)
 	}
 	const want = "pod pod-large is not explained: it has 300 requests"
@@ -595,14 +565,14 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 func TestNamespacesTakeTurns(t *testing.T) {
 	u := NewWaiting(&feature.Controller{View: cluster.New(clustertest.Driver)}, nil, time.Minute)
 	for _, class := range clustertest.Classes(t) {
-		u.view.SetClass(class)
+		u.View.SetClass(class)
 	}
 	now := time.Now()
 	for i, name := range []string{"many/a", "many/b", "many/c", "one/d"} {
 		namespace, short, _ := strings.Cut(name, "/")
-		claim := waiting(t, namespace, short, threeGPUs)
+		claim := oldClaim(t, namespace, short, threeGPUs)
 		claim.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i-10) * time.Minute))
-		u.view.SetClaim(cluster.SlimClaim(claim))
+		u.View.SetClaim(cluster.SlimClaim(claim))
 	}
 	var order []string
 	for range 3 { // each round has time for one
@@ -637,7 +607,7 @@ func TestPodsOfManyNamespaces(t *testing.T) {
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	for i := range 4 {
-		if err := u.Report(t.Context(), c.now.Add(time.Duration(i)*time.Minute)); err != nil {
+		if err := c.report(t.Context(), u, c.now.Add(time.Duration(i)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}

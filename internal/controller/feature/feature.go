@@ -19,6 +19,7 @@ import (
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
@@ -41,6 +42,8 @@ type Controller struct {
 	Direct client.Client
 	REST   *rest.Config
 	View   *cluster.View
+	// Waiting are the pods that wait for a node. The leader follows them once something asks for them.
+	Waiting *waiting.Pods
 	// Known returns an error until the view is complete.
 	Known func() error
 	Guard Guard

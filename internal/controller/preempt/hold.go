@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -176,15 +177,15 @@ func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time)
 	if len(p.holds) == 0 {
 		return nil
 	}
-	waiting := map[types.UID]*corev1.Pod{}
+	known := map[types.UID]*corev1.Pod{}
 	for _, pod := range pods {
-		waiting[pod.UID] = pod
+		known[pod.UID] = pod
 	}
 	for _, h := range p.holds {
 		if now.Before(h.next) {
 			continue
 		}
-		err := p.goOn(ctx, h, waiting[h.uid], now)
+		err := p.goOn(ctx, h, known[h.uid], now)
 		if err == nil {
 			h.failures = 0
 			continue
@@ -320,7 +321,7 @@ func (p *Preemptor) release(ctx context.Context, h *hold) error {
 func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits bool, err error) {
 	metadata := map[string]any{"uid": h.uid}
 	if known := p.pauses[h.Owner]; known != nil && node == "" {
-		metadata["annotations"] = map[string]string{pauseAnnotation: known.String()}
+		metadata["annotations"] = map[string]string{waiting.PauseAnnotation: known.String()}
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata,
 		"status": map[string]any{"nominatedNodeName": node}})

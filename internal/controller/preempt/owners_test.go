@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 )
 
 // A pause that others write into pods is as long as it says, is forgotten with the pods of the owner, and concerns no
@@ -21,7 +23,7 @@ func TestPausesOfOthers(t *testing.T) {
 	w.add("other", 20, second)
 	says := func(text string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			p.Annotations = map[string]string{pauseAnnotation: text}
+			p.Annotations = map[string]string{waiting.PauseAnnotation: text}
 			p.Spec.NodeSelector = map[string]string{"x": "y"}
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", UID: "rs", Controller: ptr.To(true)}}
 		}
@@ -34,12 +36,12 @@ func TestPausesOfOthers(t *testing.T) {
 	}
 	w.add("a-while", 5, "", says("10m0s until "+until(5*time.Minute)))
 	w.pass(settle)
-	if p := w.pauses[ownerOf(slimWaiting(w.pod("a-while")))]; p == nil || len(w.pauses) != 1 {
+	if p := w.pauses[ownerOf(waiting.Slim(w.pod("a-while")))]; p == nil || len(w.pauses) != 1 {
 		t.Errorf("five minutes: got %v, want one pause", w.pauses)
 	}
 	foreign := w.pod("a-while")
 	foreign.Namespace = "another"
-	if w.pauses[ownerOf(slimWaiting(foreign))] != nil {
+	if w.pauses[ownerOf(waiting.Slim(foreign))] != nil {
 		t.Error("got a pause of a pod of another namespace, want none")
 	}
 	for _, name := range []string{"forever", "a-while"} {

@@ -3,14 +3,14 @@
 package preempt
 
 import (
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 )
 
 const (
@@ -18,10 +18,6 @@ const (
 	unused = 10 * time.Minute
 	// maxUnused bounds it. An owner whose pods preempt nobody for that long again starts with unused.
 	maxUnused = 24 * time.Hour
-	// pauseAnnotation of a pod has its pause, which the next leader reads.
-	pauseAnnotation = "gpu.nvidia.com/preemption-pause"
-	// shapeAnnotation is on what slimWaiting returns, and has the shape of the pod.
-	shapeAnnotation = "gpu.nvidia.com/preemption-shape"
 )
 
 // pause is how long the pods of an owner preempt nobody, because the last preemption was not used.
@@ -52,27 +48,13 @@ func parsePause(text string, now time.Time) *pause {
 	return &pause{d, t, now}
 }
 
-// ownerOf returns the controller and the shape of a pod of slimWaiting, or the pod: one that replaces another one waits
-// for the same reason. Pods of one controller may differ: of a Workflow, a RayCluster, a StatefulSet.
+// ownerOf returns the controller and the shape of a pod that waits, or the pod: one that replaces another one waits for
+// the same reason. Pods of one controller may differ: of a Workflow, a RayCluster, a StatefulSet.
 func ownerOf(pod *corev1.Pod) types.UID {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		return types.UID(fmt.Sprintf("%s/%s/%s", pod.Namespace, owner.UID, pod.Annotations[shapeAnnotation]))
+		return types.UID(fmt.Sprintf("%s/%s/%s", pod.Namespace, owner.UID, pod.Annotations[waiting.ShapeAnnotation]))
 	}
 	return pod.UID
-}
-
-// shapeOf returns a text that is equal for pods of one controller that fit on the same nodes. Labels do not count:
-// controllers number their pods by them.
-func shapeOf(pod *corev1.Pod) string {
-	text, err := json.Marshal(corev1.PodSpec{NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity,
-		Tolerations: pod.Spec.Tolerations, TopologySpreadConstraints: pod.Spec.TopologySpreadConstraints,
-		Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources, ResourceClaims: pod.Spec.ResourceClaims,
-		Priority: pod.Spec.Priority, Volumes: slimVolumes(pod.Spec.Volumes),
-		InitContainers: slimContainers(pod.Spec.InitContainers), Containers: slimContainers(pod.Spec.Containers)})
-	if err != nil {
-		panic(err) // it can be written as JSON
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 // notUsed doubles the pause of the owner. Other preemptions of the owner's pods may end unused meanwhile.
@@ -89,7 +71,7 @@ func (p *Preemptor) notUsed(owner types.UID, now time.Time) {
 
 // paused reports whether the owner's pods may not preempt now. It reads what an earlier leader has written.
 func (p *Preemptor) paused(pod *corev1.Pod, now time.Time) bool {
-	text, ok := pod.Annotations[pauseAnnotation]
+	text, ok := pod.Annotations[waiting.PauseAnnotation]
 	if !ok && len(p.pauses) == 0 {
 		return false // of all pods that wait, in each round
 	}

@@ -29,6 +29,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -66,7 +67,7 @@ type Preemptor struct {
 
 	preemptions, preempted prometheus.Counter
 
-	waiting map[types.UID]*waiting
+	waiting map[types.UID]*candidate
 	holds   map[types.UID]*hold
 	pauses  map[types.UID]*pause    // by ownerOf
 	refused map[types.UID]time.Time // victims that the API refuses to evict, and until when no plan has them
@@ -80,8 +81,8 @@ type Preemptor struct {
 // Schedulers are those whose pods preempt by default: the scheduler of Kubernetes, and that of the chart.
 var Schedulers = []string{corev1.DefaultSchedulerName, "gpu-first"}
 
-// waiting is a pod that waits and may preempt.
-type waiting struct {
+// candidate is a pod that waits and may preempt.
+type candidate struct {
 	next  time.Time // not looked at earlier
 	tries int
 }
@@ -102,7 +103,7 @@ func Add(c *feature.Controller, schedulers []string) error {
 func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor {
 	return &Preemptor{Controller: c, view: c.View, client: c.Direct, reads: reads,
 		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
-		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{},
+		waiting: map[types.UID]*candidate{}, holds: map[types.UID]*hold{},
 		pauses: map[types.UID]*pause{}, refused: map[types.UID]time.Time{},
 		schedulers: Schedulers, planning: planning}
 }
@@ -110,7 +111,7 @@ func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor 
 // Start preempts until ctx ends.
 func (p *Preemptor) Start(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithName("preemption"))
-	list := feature.Unscheduled(ctx, p.reads, slimWaiting)
+	list := p.Waiting.Follow(ctx)
 	read := false
 	p.Rounds(ctx, period, "preempt pods", "Pods do not preempt others", func(started time.Time) error {
 		if !read { // what an earlier leader has begun
@@ -188,12 +189,12 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 
 // due returns the pods to look at, and forgets those that have a node or are gone.
 func (p *Preemptor) due(pods []*corev1.Pod, now time.Time) (due []*corev1.Pod) {
-	known := map[types.UID]*waiting{}
+	known := map[types.UID]*candidate{}
 	for _, pod := range pods {
 		w := p.waiting[pod.UID]
 		isDue, isPaused := waits(pod) && p.concerns(pod) && p.holds[pod.UID] == nil, p.paused(pod, now)
 		if w == nil && isDue {
-			w = &waiting{next: now.Add(settle)}
+			w = &candidate{next: now.Add(settle)}
 		}
 		if w != nil {
 			known[pod.UID] = w
@@ -235,35 +236,23 @@ func (p *Preemptor) aboveLowest(ctx context.Context, due []*corev1.Pod, now time
 }
 
 // waits reports whether a scheduler has refused the pod, and it may preempt others. A pod with a nominated node waits
-// for what the scheduler preempts. The pods of a group are scheduled together; see slimWaiting.
+// for what the scheduler preempts. The pods of a group are scheduled together; see waiting.Slim.
 func waits(pod *corev1.Pod) bool {
-	return feature.IsRefused(pod) && pod.Status.NominatedNodeName == "" && pod.Spec.SchedulingGroup == nil &&
+	return waiting.IsRefused(pod) && pod.Status.NominatedNodeName == "" && pod.Spec.SchedulingGroup == nil &&
 		(pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever)
 }
 
 // concerns reports whether the pod asks for devices, and a scheduler places it that takes the nominated node.
 func (p *Preemptor) concerns(pod *corev1.Pod) bool {
 	return slices.Contains(p.schedulers, cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)) &&
-		(len(pod.Spec.ResourceClaims) > 0 || p.extended(pod))
-}
-
-// extended reports whether the pod requests an extended resource of a class of the driver.
-func (p *Preemptor) extended(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(
-		c corev1.Container) bool {
-		for name := range c.Resources.Requests {
-			if p.view.Extended(string(name)) {
-				return true
-			}
-		}
-		return false
-	})
+		(len(pod.Spec.ResourceClaims) > 0 || waiting.Extended(pod, p.view.Extended))
 }
 
 // wants reports whether the pod lacks devices of the driver. It may lack those of others, too.
 func (p *Preemptor) wants(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) bool {
 	names := maps.Collect(resourceclaim.PodClaims(pod))
-	return p.extended(pod) || slices.ContainsFunc(claims, func(c *resourceapi.ResourceClaim) bool {
+	return waiting.Extended(pod, p.view.Extended) || slices.ContainsFunc(claims, func(
+		c *resourceapi.ResourceClaim) bool {
 		_, isOwn := names[c.Name]
 		return isOwn && c.Namespace == pod.Namespace && c.Status.Allocation == nil && slices.ContainsFunc(
 			cluster.Subrequests(&c.Spec), func(s cluster.Subrequest) bool { return p.view.Ours(*s.Class) })

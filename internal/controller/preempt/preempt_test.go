@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -217,7 +218,7 @@ func (w *world) pass(d time.Duration) string {
 		var pods []*corev1.Pod
 		for i := range all.Items {
 			if all.Items[i].Spec.NodeName == "" {
-				pods = append(pods, slimWaiting(&all.Items[i]))
+				pods = append(pods, waiting.Slim(&all.Items[i]))
 			}
 		}
 		if err := w.round(w.t.Context(), pods, w.now); err != nil && !w.broken {
@@ -674,7 +675,7 @@ func TestPauses(t *testing.T) {
 	for i, want := range []time.Duration{unused, 2 * unused, 4 * unused} {
 		name := fmt.Sprint("high-", i)
 		w.add(name, 10, "", of)
-		owner = ownerOf(slimWaiting(w.pod(name)))
+		owner = ownerOf(waiting.Slim(w.pod(name)))
 		if got := w.pass(settle + period); !strings.Contains(got, "evict low") {
 			t.Fatalf("%s: got %s, want an eviction", name, got)
 		}
@@ -698,7 +699,7 @@ func TestPauses(t *testing.T) {
 		w.now = p.until.Add(-time.Second)
 		w.change(name, func(pod *corev1.Pod) {
 			pod.Status.NominatedNodeName = ""
-			pod.Annotations = map[string]string{pauseAnnotation: p.String()} // what the patch does
+			pod.Annotations = map[string]string{waiting.PauseAnnotation: p.String()} // what the patch does
 		})
 		w.start()
 		if got := w.pass(time.Second); got != "" {
@@ -735,7 +736,7 @@ func TestNextLeader(t *testing.T) {
 	}
 	w.writes = nil
 	w.now = w.now.Add(settle)
-	pods := []*corev1.Pod{slimWaiting(w.pod("high"))}
+	pods := []*corev1.Pod{waiting.Slim(w.pod("high"))}
 	_ = w.round(t.Context(), pods, w.now)
 	err := w.round(t.Context(), pods, w.now.Add(settle))
 	if err == nil || !strings.Contains(err.Error(), "evict pod ns/low") {
@@ -823,7 +824,7 @@ func TestLowestPriority(t *testing.T) {
 	w.add("c", 0, "")
 	w.reads.ClearActions()
 	for range 240 {
-		_ = w.round(t.Context(), []*corev1.Pod{slimWaiting(w.pod("c"))}, w.now)
+		_ = w.round(t.Context(), []*corev1.Pod{waiting.Slim(w.pod("c"))}, w.now)
 		w.now = w.now.Add(period)
 	}
 	lists := 0

@@ -8,53 +8,15 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
-
-// slim keeps what is needed of a pod.
-func slim(pod *corev1.Pod) *corev1.Pod {
-	s := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-		ResourceVersion: pod.ResourceVersion, DeletionTimestamp: pod.DeletionTimestamp}}
-	s.Spec.NodeName, s.Spec.SchedulingGates = pod.Spec.NodeName, pod.Spec.SchedulingGates
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			c.Message = "" // it is long
-			s.Status.Conditions = append(s.Status.Conditions, c)
-		}
-	}
-	if !feature.IsRefused(s) {
-		return s // it is updated when it is refused
-	}
-	s.Spec.ResourceClaims, s.Status.ResourceClaimStatuses = pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses
-	s.Spec.InitContainers, s.Spec.Containers = withExtended(pod.Spec.InitContainers), withExtended(pod.Spec.Containers)
-	return s
-}
-
-// withExtended returns the containers that request extended resources, with nothing else.
-func withExtended(all []corev1.Container) (some []corev1.Container) {
-	for _, c := range all {
-		requests := maps.Clone(c.Resources.Requests)
-		maps.DeleteFunc(requests, func(name corev1.ResourceName, _ resource.Quantity) bool {
-			return !strings.Contains(string(name), "/")
-		})
-		if len(requests) > 0 {
-			some = append(some, corev1.Container{RestartPolicy: c.RestartPolicy,
-				Resources: corev1.ResourceRequirements{Requests: requests}})
-		}
-	}
-	return some
-}
 
 // maxClaims is how many claims a pod may have that is retried: users choose how many.
 const maxClaims = 100

@@ -23,13 +23,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 )
@@ -60,11 +60,10 @@ type Retrier struct {
 	*feature.Controller
 	view    *cluster.View
 	client  client.Client // without a cache
-	reads   kubernetes.Interface
 	class   string
 	retries prometheus.Counter
 
-	waiting map[types.UID]*waiting
+	waiting map[types.UID]*candidate
 	shapes  map[string]*shape // by their text
 	node    fit.Node          // scratch
 
@@ -73,8 +72,8 @@ type Retrier struct {
 	last      time.Time
 }
 
-// waiting is a pod that the scheduler has refused.
-type waiting struct {
+// candidate is a pod that the scheduler has refused.
+type candidate struct {
 	claims  []*resourceapi.ResourceClaim // that it lacks devices of
 	shape   *shape                       // of these; nil: it lacks nothing, or that is not known
 	since   time.Time                    // it has fitted all the time since then; zero: it does not fit
@@ -84,23 +83,19 @@ type waiting struct {
 
 // Add makes the leader retry pods by updates of the class, which nobody else uses.
 func Add(c *feature.Controller, class string) error {
-	reads, err := c.Reads()
-	if err != nil {
-		return err
-	}
-	r := newRetrier(c, reads, class)
+	r := newRetrier(c, class)
 	return errors.Join(ctrlmetrics.Registry.Register(r.retries), c.Manager.Add(r))
 }
 
-func newRetrier(c *feature.Controller, reads kubernetes.Interface, class string) *Retrier {
-	return &Retrier{Controller: c, view: c.View, client: c.Direct, reads: reads, class: class,
-		retries: metrics.NewRetries(), waiting: map[types.UID]*waiting{}, shapes: map[string]*shape{}}
+func newRetrier(c *feature.Controller, class string) *Retrier {
+	return &Retrier{Controller: c, view: c.View, client: c.Direct, class: class, retries: metrics.NewRetries(),
+		waiting: map[types.UID]*candidate{}, shapes: map[string]*shape{}}
 }
 
 // Start retries pods until ctx ends.
 func (r *Retrier) Start(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithName("retry"))
-	list := feature.Unscheduled(ctx, r.reads, slim)
+	list := r.Waiting.Follow(ctx)
 	r.Rounds(ctx, period, "retry pods", "Pods that wait although they fit are not retried",
 		func(started time.Time) error { return r.round(ctx, list(), started) })
 	return nil
@@ -149,24 +144,24 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 // forget forgets pods that are not refused any more, and remembers those that are. It notes whether the last retry has
 // helped one.
 func (r *Retrier) forget(pods []*corev1.Pod) {
-	refused := map[types.UID]*waiting{}
+	known := map[types.UID]*candidate{}
 	shapes, bytes := map[string]*shape{}, 0
 	for _, pod := range pods {
-		if !feature.IsRefused(pod) || len(refused) == maxPods || bytes > maxBytes {
+		if !waiting.IsRefused(pod) || len(known) == maxPods || bytes > maxBytes {
 			continue
 		}
 		w := r.waiting[pod.UID]
 		if w == nil {
-			w = &waiting{}
+			w = &candidate{}
 		}
-		refused[pod.UID] = w
+		known[pod.UID] = w
 		if s := w.shape; s != nil && shapes[s.text] == nil {
 			shapes[s.text] = s
 			bytes += len(s.text)
 		}
 	}
-	r.waiting, r.shapes = refused, shapes
-	if slices.ContainsFunc(r.retried, func(uid types.UID) bool { return refused[uid] == nil }) {
+	r.waiting, r.shapes = known, shapes
+	if slices.ContainsFunc(r.retried, func(uid types.UID) bool { return known[uid] == nil }) {
 		r.retried, r.fruitless = nil, 0
 	}
 }

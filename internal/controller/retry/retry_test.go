@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -42,6 +43,7 @@ const (
 // world is a node with two T4, a scheduler's class, and time that passes in rounds.
 type world struct {
 	*Retrier
+	api     *kubefake.Clientset
 	view    *cluster.View
 	pods    []*corev1.Pod
 	now     time.Duration
@@ -51,7 +53,8 @@ type world struct {
 
 func newWorld(t *testing.T, use gpu.SharingMode, claims ...*resourceapi.ResourceClaim) *world {
 	t.Helper()
-	w := &world{view: clustertest.New(t, clustertest.SimNode{Name: "node-1", Profile: "t4-x2", Use: use})}
+	w := &world{api: kubefake.NewClientset(),
+		view: clustertest.New(t, clustertest.SimNode{Name: "node-1", Profile: "t4-x2", Use: use})}
 	for _, c := range claims {
 		w.view.SetClaim(cluster.SlimClaim(c))
 	}
@@ -66,7 +69,7 @@ func newWorld(t *testing.T, use gpu.SharingMode, claims ...*resourceapi.Resource
 			return c.Patch(ctx, o, p, options...)
 		}}).Build()
 	w.Retrier = newRetrier(&feature.Controller{View: w.view, Known: func() error { return nil }, Direct: writes,
-		Guard: feature.NewGuard()}, kubefake.NewClientset(), class)
+		Guard: feature.NewGuard(), Waiting: waiting.New(w.api)}, class)
 	return w
 }
 
@@ -217,7 +220,7 @@ func TestWhichPodsAreRetried(t *testing.T) {
 			if row.change != nil {
 				row.change(pod)
 			}
-			w.pods = []*corev1.Pod{slim(pod)}
+			w.pods = []*corev1.Pod{waiting.Slim(pod)}
 			w.pass(t, 3*settle)
 			if got := len(w.retried) > 0; got != row.want {
 				t.Errorf("got retries at %v, want some: %t", w.retried, row.want)
@@ -363,7 +366,7 @@ func TestStart(t *testing.T) {
 		if got := len(w.retried); got != 0 {
 			t.Errorf("got %d retries without a pod", got)
 		}
-		if _, err := w.reads.CoreV1().Pods("ns").Create(ctx, refused("pod", "claim"),
+		if _, err := w.api.CoreV1().Pods("ns").Create(ctx, refused("pod", "claim"),
 			metav1.CreateOptions{}); err != nil {
 			t.Error(err)
 		}

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -164,7 +165,7 @@ func (b *burst) retrier(ctx context.Context) *Retrier {
 	f.Start(ctx.Done())
 	f.WaitForCacheSync(ctx.Done())
 	return newRetrier(&feature.Controller{View: v, Known: func() error { return nil }, Direct: b.client,
-		Guard: feature.NewGuard()}, b.reads, class)
+		Guard: feature.NewGuard(), Waiting: waiting.New(b.reads)}, class)
 }
 
 // run creates the pods at once, waits until they are bound, at most for the patience, and deletes them. It returns how
