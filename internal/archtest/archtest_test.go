@@ -100,11 +100,12 @@ var allowed = map[string][]string{
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
-	"internal/cluster":         {"internal/remote", "pkg/gpu"},
-	"internal/cluster/read":    {"internal/cluster"},
-	"internal/cluster/evict":   {},
-	"internal/cluster/waiting": {"internal/cluster"},
-	"internal/cluster/fit":     {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
+	"internal/cluster":           {"internal/remote", "pkg/gpu"},
+	"internal/cluster/read":      {"internal/cluster"},
+	"internal/cluster/selectors": {"pkg/inventory", "pkg/nearest"},
+	"internal/cluster/evict":     {},
+	"internal/cluster/waiting":   {"internal/cluster"},
+	"internal/cluster/fit":       {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
 
 	// The controller.
 	"internal/controller/certificate": {},
@@ -118,7 +119,8 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	// It explains a claim as the answers about waiting pods do.
 	"internal/controller/admission": {"internal/controller/feature", "internal/controller/strongest",
-		"internal/cluster", "internal/cluster/fit", "internal/remote", "internal/why", "pkg/allocation", "pkg/api",
+		"internal/cluster", "internal/cluster/fit", "internal/cluster/selectors", "internal/remote",
+		"pkg/allocation", "pkg/api",
 		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/explain": {"internal/cluster", "internal/cluster/waiting", "internal/cluster/read",
@@ -159,8 +161,8 @@ var allowed = map[string][]string{
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	// It asks the node's own plan what a node would refuse.
-	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/remote",
-		"pkg/gpu", "pkg/inventory", "pkg/nearest", "pkg/sharing"},
+	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/cluster/selectors",
+		"internal/remote", "pkg/gpu", "pkg/nearest", "pkg/sharing"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/evict", "internal/cluster/read",
 		"internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",

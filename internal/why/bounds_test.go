@@ -68,7 +68,7 @@ func TestCallsWithoutArguments(t *testing.T) {
 }
 
 // selectors returns YAML of a claim whose request has that many selectors with that many clauses each.
-func selectors(selectors, clauses int, clause func(number int) string) string {
+func selectorsOf(selectors, clauses int, clause func(number int) string) string {
 	var all []string
 	for k := range selectors {
 		var one []string
@@ -100,7 +100,7 @@ func explained(ctx context.Context, t *testing.T, o Options, devices string) (r 
 // A claim of 50 kB with 3,900 clauses. Each clause was compared with each partition, compiled anew each time: gigabytes
 // and minutes. Selectors with so many clauses are looked at as a whole.
 func TestManyClauses(t *testing.T) {
-	r, allocated := explained(t.Context(), t, Options{}, selectors(5, 780, func(n int) string {
+	r, allocated := explained(t.Context(), t, Options{}, selectorsOf(5, 780, func(n int) string {
 		return fmt.Sprintf("'%d'=='x'", n)
 	}))
 	if !strings.HasPrefix(r.Cause, "pod p waits: request gpu of claim c: none of the ") || allocated > 2000 {
@@ -111,7 +111,7 @@ func TestManyClauses(t *testing.T) {
 // An explanation that would take minutes ends: each of 500 selectors is expensive, and is evaluated on each partition.
 func TestTheTimeoutEndsTheExplanation(t *testing.T) {
 	const list = "[1,1,1,1,1,1,1,1]"
-	expensive := selectors(500, 1, func(n int) string {
+	expensive := selectorsOf(500, 1, func(n int) string {
 		return fmt.Sprintf("%s.all(a,%[1]s.all(b,%[1]s.all(c,%[1]s.all(d,a+b+c+d+%d>0))))", list, n)
 	})
 	r, _ := explained(t.Context(), t, Options{Timeout: 300 * time.Millisecond}, expensive)
@@ -130,9 +130,9 @@ func TestTooLarge(t *testing.T) {
 	for _, row := range []struct{ name, devices, want string }{
 		{"requests", requests("[" + strings.Join(many, ", ") + "]"),
 			"pod p is not explained: it has 257 requests and alternatives, and 0 selectors"},
-		{"selectors", selectors(501, 1, func(n int) string { return fmt.Sprintf("%d > 0", n) }),
+		{"selectors", selectorsOf(501, 1, func(n int) string { return fmt.Sprintf("%d > 0", n) }),
 			"pod p is not explained: it has 1 requests and alternatives, and 501 selectors"},
-		{"bytes", selectors(10, 1, func(int) string { return "'" + strings.Repeat("x", 7000) + "' != ''" }),
+		{"bytes", selectorsOf(10, 1, func(int) string { return "'" + strings.Repeat("x", 7000) + "' != ''" }),
 			"pod p is not explained: it has 1 requests and alternatives, and 10 selectors with 70080 bytes"},
 	} {
 		r, _ := explained(t.Context(), t, Options{}, row.devices)
@@ -142,7 +142,7 @@ func TestTooLarge(t *testing.T) {
 	}
 	defer func(before int) { maxCandidates = before }(maxCandidates)
 	maxCandidates = 10
-	r, _ := explained(t.Context(), t, Options{}, selectors(1, 1, func(int) string { return "false" }))
+	r, _ := explained(t.Context(), t, Options{}, selectorsOf(1, 1, func(int) string { return "false" }))
 	if want := "pod p waits, and is not explained: it asks for too much to compare with all devices"; r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)
 	}

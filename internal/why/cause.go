@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // maxHolders is how many claims a report lists.
@@ -198,7 +199,7 @@ func deleted(claim *resourceapi.ResourceClaim) string {
 	text := "claim " + claim.Name + " is being deleted"
 	if users := usersOf(claim); len(users) > 0 {
 		text += fmt.Sprintf(", and stays until those end that use it (%s)",
-			strings.Join(users[:min(len(users), shownTexts)], ", "))
+			strings.Join(users[:min(len(users), selectors.ShownTexts)], ", "))
 	}
 	return text + "; create it again when it has gone"
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
@@ -150,46 +151,46 @@ func (ps *proposals) clauseChanges(claim, number int, candidates []candidate) []
 					all[len(all)-1].try = upTo(levels)
 				}
 			}
-			if c.text == "true" || c.text == never && p.Alternative >= 0 {
+			if c.Text == "true" || c.Text == never && p.Alternative >= 0 {
 				continue
 			}
 			if slices.ContainsFunc(candidates, func(f candidate) bool {
 				return slices.Contains(f.errors, clauseRef{k, n})
-			}) && len(c.paths) > 0 {
-				at(Guard, 1, one("test that the device has the attribute first: "+c.guard()), one(c.guard()))
+			}) && len(c.Paths) > 0 {
+				at(Guard, 1, one("test that the device has the attribute first: "+c.Guard()), one(c.Guard()))
 			}
-			if values := beyond(c.limit, candidates); len(values) > 0 {
+			if values := beyond(c.Limit, candidates); len(values) > 0 {
 				at(RelaxClause, len(values), func(level int) string {
-					return fmt.Sprintf("write %s instead of %s", c.limit.with(values[level]), c.text)
-				}, func(level int) string { return c.limit.with(values[level]) })
+					return fmt.Sprintf("write %s instead of %s", c.Limit.With(values[level]), c.Text)
+				}, func(level int) string { return c.Limit.With(values[level]) })
 			}
-			at(DropClause, 1, one("remove "+c.text), one(""))
+			at(DropClause, 1, one("remove "+c.Text), one(""))
 		}
 	}
 	return all
 }
 
 // beyond returns the values that devices of the class have beyond the limit, those next to it first.
-func beyond(l *limit, candidates []candidate) []number {
+func beyond(l *selectors.Limit, candidates []candidate) []selectors.Number {
 	if l == nil {
 		return nil
 	}
-	var all []number
+	var all []selectors.Number
 	for _, f := range candidates {
 		if !f.ofClass() {
 			continue
 		}
-		if n, ok := l.of(f.slice.Spec.Driver, f.device); ok && !l.meets(n) {
+		if n, ok := l.Of(f.slice.Spec.Driver, f.device); ok && !l.Meets(n) {
 			all = append(all, n)
 		}
 	}
-	slices.SortFunc(all, func(a, b number) int {
-		if l.atLeast {
+	slices.SortFunc(all, func(a, b selectors.Number) int {
+		if l.AtLeast {
 			a, b = b, a
 		}
-		return a.compare(b)
+		return a.Compare(b)
 	})
-	return slices.CompactFunc(all, func(a, b number) bool { return a.compare(b) == 0 })
+	return slices.CompactFunc(all, func(a, b selectors.Number) bool { return a.Compare(b) == 0 })
 }
 
 // quantities are what a request asks of each capacity.

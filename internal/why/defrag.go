@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -323,7 +324,7 @@ func stays(all []*freeable) []Stays {
 	for _, reason := range slices.Sorted(maps.Keys(found)) {
 		s := found[reason]
 		slices.Sort(s.Examples)
-		s.Examples = s.Examples[:min(len(s.Examples), shownTexts)]
+		s.Examples = s.Examples[:min(len(s.Examples), selectors.ShownTexts)]
 		sorted = append(sorted, *s)
 	}
 	return sorted

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -104,7 +105,7 @@ func judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims .
 	}
 	allocator, err := structured.NewAllocator(t.Context(), structured.Features{AdminAccess: true, PrioritizedList: true,
 		PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
-		FractionalCapacityRange: true}, state, classes, s.Slices, compiled)
+		FractionalCapacityRange: true}, state, classes, s.Slices, selectors.Compiled)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // index is a snapshot with indexes.
@@ -49,7 +50,7 @@ func newIndex(s *cluster.Snapshot) *index {
 		pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		used:    map[string]corev1.ResourceList{}, planned: map[string]bool{},
-		answers: map[string]*Answer{}, compiled: newCache()}
+		answers: map[string]*Answer{}, compiled: selectors.NewCache()}
 	for _, class := range s.Classes {
 		c.classes[class.Name] = class
 	}
@@ -227,13 +228,13 @@ func (c *index) namesIn(w *workload) map[string]bool {
 		if parsed += len(expression); parsed > maxParsed {
 			return nil
 		}
-		names, known := namesIn(expression)
+		names, known := selectors.NamesIn(expression)
 		if !known {
 			return nil
 		}
 		maps.Copy(all, names)
 	}
-	addLikely(all)
+	selectors.AddLikely(all)
 	return all
 }
 

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
@@ -25,28 +26,28 @@ const maxClasses = 16
 type found struct {
 	ref    selectorRef
 	clause int
-	*mistake
+	*selectors.Mistake
 }
 
 // mistakes returns the clauses of the subrequest that no device of its class meets and that have a mistake: one
 // that is sure, or a value outside of a list. A list may well have an alternative for devices that are not there.
 func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 	var all []found
-	var words *Vocabulary
+	var words *selectors.Vocabulary
 	p := cluster.Subrequests(&q.w.claims[claim].Spec)[number]
 	for k := range *p.Selectors {
 		ref := selectorRef{requestID{claim, number}, k}
 		for n, c := range q.w.clauses[ref] {
-			if n == explainedClauses || q.ctx.Err() != nil {
+			if n == selectors.ExplainedClauses || q.ctx.Err() != nil {
 				break
 			}
-			if len(c.named) == 0 || q.anyMeets(c.text, candidates) {
+			if len(c.Named) == 0 || q.anyMeets(c.Text, candidates) {
 				continue
 			}
 			if words == nil {
 				words = vocabularyOf(candidates)
 			}
-			if m := words.mistake(c); m != nil && (m.sure || m.value && p.Alternative < 0) {
+			if m := words.Mistake(c); m != nil && (m.Sure || m.Value && p.Alternative < 0) {
 				all = append(all, found{ref, n, m})
 			}
 		}
@@ -76,7 +77,7 @@ func (q *question) noteMistakes(r *Answer, placements []placement) {
 					return // it is only a note
 				}
 				for _, m := range q.mistakes(i, number-1, candidates) {
-					r.Notes = append(r.Notes, fmt.Sprintf("request %s of %s: %s", s.Name, q.w.origins[i].label, m.text))
+					r.Notes = append(r.Notes, fmt.Sprintf("request %s of %s: %s", s.Name, q.w.origins[i].label, m.Text))
 				}
 			}
 		}
@@ -89,14 +90,14 @@ func (q *question) anyMeets(expression string, candidates []candidate) bool {
 		if !f.ofClass() {
 			return false
 		}
-		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, compiled.GetOrCompile(expression))
+		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, selectors.Compiled.GetOrCompile(expression))
 		return ok && err == nil || q.ctx.Err() != nil
 	})
 }
 
 // vocabularyOf returns what selectors of the class's devices can name.
-func vocabularyOf(candidates []candidate) *Vocabulary {
-	words := NewVocabulary()
+func vocabularyOf(candidates []candidate) *selectors.Vocabulary {
+	words := selectors.NewVocabulary()
 	type parts struct{ attributes, capacity uintptr } // equal devices may share them
 	seen := map[parts]bool{}
 	for _, f := range candidates {
@@ -119,8 +120,8 @@ func (e *explanation) mistakeCause(problem error) string {
 		for j, p := range cluster.Subrequests(&claim.Spec) {
 			var texts []string
 			for _, m := range e.mistakes(i, j, e.candidates[requestID{i, j}]) {
-				if !slices.Contains(texts, m.text) {
-					texts = append(texts, m.text)
+				if !slices.Contains(texts, m.Text) {
+					texts = append(texts, m.Text)
 				}
 			}
 			if len(texts) > 0 {
@@ -140,31 +141,31 @@ func (ps *proposals) corrections(claim, number int, candidates []candidate) []*c
 	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
 	var all []*change
 	for _, m := range ps.mistakes(claim, number, candidates) {
-		if ps.classes[m.class] != nil {
+		if ps.classes[m.Class] != nil {
 			all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.Name,
 				target: m.ref.clause(m.clause), levels: 1,
-				text: one(fmt.Sprintf("use the class %s, without %s", m.class, ps.w.clauses[m.ref][m.clause].text)),
+				text: one(fmt.Sprintf("use the class %s, without %s", m.Class, ps.w.clauses[m.ref][m.clause].Text)),
 				apply: func(w *workload, _ int) {
-					*cluster.Subrequests(&w.claims[claim].Spec)[number].Class = m.class
+					*cluster.Subrequests(&w.claims[claim].Spec)[number].Class = m.Class
 					w.setClause(m.ref, m.clause, "")
 				}})
 		}
-		if len(m.fixes) == 0 {
+		if len(m.Fixes) == 0 {
 			continue
 		}
 		c := &change{kind: Correct, in: ps.w.origins[claim].object, request: p.Name,
 			target: m.ref.clause(m.clause),
-			levels: len(m.fixes), try: upTo(len(m.fixes)),
+			levels: len(m.Fixes), try: upTo(len(m.Fixes)),
 			text: func(level int) string {
-				return fmt.Sprintf("write %s instead of %s", m.fixes[level], ps.w.clauses[m.ref][m.clause].text)
+				return fmt.Sprintf("write %s instead of %s", m.Fixes[level], ps.w.clauses[m.ref][m.clause].Text)
 			},
-			apply: func(w *workload, level int) { w.setClause(m.ref, m.clause, m.fixes[level]) }}
-		if m.wrong != (path{}) { // each clause of the selector names it
-			c.text = one(fmt.Sprintf("write %s instead of %s", m.right, m.wrong))
+			apply: func(w *workload, level int) { w.setClause(m.ref, m.clause, m.Fixes[level]) }}
+		if m.Wrong != (selectors.Path{}) { // each clause of the selector names it
+			c.text = one(fmt.Sprintf("write %s instead of %s", m.Right, m.Wrong))
 			c.apply = func(w *workload, _ int) {
 				for n, other := range ps.w.clauses[m.ref] {
-					if slices.Contains(other.named, m.wrong) {
-						w.setClause(m.ref, n, other.renamed(m.wrong, m.right))
+					if slices.Contains(other.Named, m.Wrong) {
+						w.setClause(m.ref, n, other.Renamed(m.Wrong, m.Right))
 					}
 				}
 			}
@@ -275,7 +276,7 @@ func (e *explanation) missingResource(name corev1.ResourceName) string {
 	if hint := nearest.Hint(string(name), offered); hint != "" || len(offered) == 0 {
 		return text + hint
 	}
-	return text + "; offered are " + strings.Join(offered[:min(len(offered), shownTexts)], ", ")
+	return text + "; offered are " + strings.Join(offered[:min(len(offered), selectors.ShownTexts)], ", ")
 }
 
 // offeredResources returns the extended resources of classes with devices, and those of device plugins, sorted.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -60,7 +61,7 @@ func (c *index) elsewhere(name, kind string, namespaces []string) string {
 		return text
 	}
 	return fmt.Sprintf("%s, and %s is in %s", text, name, strings.Join(namespaces[:min(len(namespaces),
-		shownTexts)], ", "))
+		selectors.ShownTexts)], ", "))
 }
 
 // hintOf returns a question about the object that was likely meant, or "".
@@ -79,8 +80,8 @@ func someNames[T metav1.Object](all []T) string {
 		names = append(names, o.GetName())
 	}
 	slices.Sort(names)
-	if more := len(names) - shownTexts; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:shownTexts], ", "), more)
+	if more := len(names) - selectors.ShownTexts; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:selectors.ShownTexts], ", "), more)
 	}
 	return strings.Join(names, ", ")
 }

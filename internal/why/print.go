@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
@@ -73,7 +74,7 @@ func poolPrint(id cluster.PoolID, all []*resourceapi.ResourceSlice, uses map[clu
 	names map[string]bool) string {
 	current := cluster.Current(all)
 	e := cluster.Encoder{Skip: func(name resourceapi.QualifiedName) bool {
-		return names != nil && !names[identifier(name)]
+		return names != nil && !names[selectors.Identifier(name)]
 	}}
 	sets := map[string][]string{} // of each counter set, what it has and the devices that use only it
 	for _, slice := range current {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -381,7 +382,7 @@ func (q *question) conditions(claim, number int, p cluster.Subrequest) []conditi
 			if q.ctx.Err() != nil {
 				return nil
 			}
-			all = append(all, condition{clauseRef{k, n}, c.text, q.compiled.GetOrCompile(c.text)})
+			all = append(all, condition{clauseRef{k, n}, c.Text, q.compiled.GetOrCompile(c.Text)})
 		}
 	}
 	return all
@@ -547,7 +548,7 @@ func quantityOf(p cluster.Subrequest, name resourceapi.QualifiedName) *resource.
 // OfClass reports whether all selectors of the class accept the driver's device. An expression that fails does not.
 func OfClass(ctx context.Context, class *resourceapi.DeviceClass, driver string, d *resourceapi.Device) bool {
 	return !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-		ok, err := meets(ctx, driver, d, compiled.GetOrCompile(expressionOf(s)))
+		ok, err := meets(ctx, driver, d, selectors.Compiled.GetOrCompile(expressionOf(s)))
 		return err != nil || !ok
 	})
 }

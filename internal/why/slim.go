@@ -3,11 +3,10 @@
 package why
 
 import (
-	"strings"
-
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then
@@ -44,17 +43,8 @@ func attributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
 	for _, name := range ofView {
 		names[name] = true
 	}
-	return func(name resourceapi.QualifiedName) bool { return names[identifier(name)] }
+	return func(name resourceapi.QualifiedName) bool { return names[selectors.Identifier(name)] }
 }
 
 // ofView are the attributes with which a cluster.View tells how much of a GPU claims hold.
 var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly", "peakCompute"}
-
-// identifier returns the name without its domain.
-func identifier(name resourceapi.QualifiedName) string {
-	_, id, ok := strings.Cut(string(name), "/")
-	if !ok {
-		return string(name)
-	}
-	return id
-}

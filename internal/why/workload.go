@@ -17,17 +17,18 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
 // workload is what is to be scheduled: a pod with its claims, or a claim alone.
 type workload struct {
-	pod       *corev1.Pod                  // nil for a claim alone
-	claims    []*resourceapi.ResourceClaim // those without devices
-	origins   []origin                     // of each claim
-	allocated []*resourceapi.ResourceClaim // claims of the pod that have devices: they decide about the node
-	ended     map[types.UID]bool           // claims of others that are taken for ended
-	clauses   map[selectorRef][]clause     // of each selector of the claims
-	ranked    map[requestID]bool           // requests for the strongest device
+	pod       *corev1.Pod                        // nil for a claim alone
+	claims    []*resourceapi.ResourceClaim       // those without devices
+	origins   []origin                           // of each claim
+	allocated []*resourceapi.ResourceClaim       // claims of the pod that have devices: they decide about the node
+	ended     map[types.UID]bool                 // claims of others that are taken for ended
+	clauses   map[selectorRef][]selectors.Clause // of each selector of the claims
+	ranked    map[requestID]bool                 // requests for the strongest device
 }
 
 // namespace returns the namespace of the pod and of its claims.
@@ -76,7 +77,7 @@ func (w *workload) clone() *workload {
 	if c.ended == nil {
 		c.ended = map[types.UID]bool{}
 	}
-	c.clauses = map[selectorRef][]clause{}
+	c.clauses = map[selectorRef][]selectors.Clause{}
 	for ref, all := range w.clauses {
 		c.clauses[ref] = slices.Clone(all)
 	}
@@ -85,11 +86,11 @@ func (w *workload) clone() *workload {
 
 // setClause replaces a clause; an empty text removes it.
 func (w *workload) setClause(ref selectorRef, number int, text string) {
-	w.clauses[ref][number].text = text
+	w.clauses[ref][number].Text = text
 	var texts []string
 	for _, c := range w.clauses[ref] {
-		if c.text != "" {
-			texts = append(texts, c.text)
+		if c.Text != "" {
+			texts = append(texts, c.Text)
 		}
 	}
 	if len(texts) == 0 {
@@ -167,7 +168,7 @@ func (w *workload) parse() error {
 	if err := w.known(); err != nil {
 		return err
 	}
-	w.clauses = map[selectorRef][]clause{}
+	w.clauses = map[selectorRef][]selectors.Clause{}
 	left := maxClauses
 	for _, claim := range w.claims {
 		for _, part := range cluster.Subrequests(&claim.Spec) {
@@ -180,7 +181,7 @@ func (w *workload) parse() error {
 				if s.CEL == nil {
 					continue
 				}
-				all, err := cut(s.CEL.Expression)
+				all, err := selectors.Cut(s.CEL.Expression)
 				if err != nil {
 					return fmt.Errorf("%s, request %s: expression %s: %w", w.origins[i].label, part.Name,
 						s.CEL.Expression, err)
@@ -188,7 +189,7 @@ func (w *workload) parse() error {
 				if more := len(all) - 1; more <= left {
 					left -= more
 				} else {
-					all = []clause{{text: "(" + s.CEL.Expression + ")"}}
+					all = []selectors.Clause{{Text: "(" + s.CEL.Expression + ")"}}
 				}
 				w.clauses[selectorRef{requestID{i, j}, k}] = all
 			}

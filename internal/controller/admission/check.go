@@ -20,8 +20,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -118,7 +118,7 @@ func (c Checker) DeviceClass(ctx context.Context, name string, spec *resourceapi
 		c.accepts(ctx, kind, spec.Selectors, root.Child("selectors"), failures)
 	}
 	if len(failures) > 0 {
-		c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, why.OnlyMistakes, &v)
+		c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, selectors.OnlyMistakes, &v)
 	}
 	failures.warn(&v)
 	return v
@@ -204,9 +204,9 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	case len(ofClass) == 0:
 		c.emptyClass(ctx, *a, v)
 	case !selected && !a.MatchesNothing():
-		what := why.Everything
+		what := selectors.Everything
 		if a.Alternative >= 0 {
-			what = why.OnlyMistakes
+			what = selectors.OnlyMistakes
 		}
 		if !c.explain(ctx, ofClass, *a.Selectors, a.path.Child("selectors"), failures, what, v) &&
 			len(failures) == 0 && a.Alternative < 0 && ctx.Err() == nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
@@ -128,10 +128,10 @@ func (c Checker) classHint(ctx context.Context, name string) string {
 }
 
 // explain warns about each of the selectors that no kind meets. It reports whether there are any.
-func (c Checker) explain(ctx context.Context, kinds []*cluster.DeviceKind, selectors []resourceapi.DeviceSelector,
-	path *field.Path, failures selectorErrors, of why.Explained, v *Verdict) (explained bool) {
-	var words *why.Vocabulary
-	for i, s := range selectors {
+func (c Checker) explain(ctx context.Context, kinds []*cluster.DeviceKind, all []resourceapi.DeviceSelector,
+	path *field.Path, failures selectorErrors, of selectors.Explained, v *Verdict) (explained bool) {
+	var words *selectors.Vocabulary
+	for i, s := range all {
 		at := path.Index(i).Child("cel", "expression")
 		if s.CEL == nil || ctx.Err() != nil {
 			continue
@@ -165,8 +165,8 @@ func (c Checker) anyMeets(ctx context.Context, kinds []*cluster.DeviceKind) func
 }
 
 // vocabulary returns what selectors of these kinds can name.
-func (c Checker) vocabulary(kinds []*cluster.DeviceKind) *why.Vocabulary {
-	words := why.NewVocabulary()
+func (c Checker) vocabulary(kinds []*cluster.DeviceKind) *selectors.Vocabulary {
+	words := selectors.NewVocabulary()
 	for _, k := range kinds {
 		words.Add(c.View.Driver(), &k.Device)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package selectors
 
 import (
 	"slices"
@@ -28,16 +28,16 @@ func TestCut(t *testing.T) {
 		{"has(a.b) && a.b", []string{"has(a.b)", "a.b"}},
 		{"'x' in a['d'] && a['d'].x > 1", []string{`"x" in a["d"]`, `a["d"].x > 1`}},
 	} {
-		all, err := cut(row.expression)
+		all, err := Cut(row.expression)
 		var got []string
 		for _, c := range all {
-			got = append(got, c.text)
+			got = append(got, c.Text)
 		}
 		if err != nil || !slices.Equal(got, row.want) {
 			t.Errorf("%s: got %q, %v, want %q", row.expression, got, err, row.want)
 		}
 	}
-	if _, err := cut("a &&"); err == nil {
+	if _, err := Cut("a &&"); err == nil {
 		t.Error("half an expression is no error")
 	}
 }
@@ -45,10 +45,10 @@ func TestCut(t *testing.T) {
 // The limit of a clause, and the clause with another value.
 func TestLimitOf(t *testing.T) {
 	const memory, compute = "device.capacity['d'].memory", "device.attributes['d'].compute"
-	quantity := func(text string) number { return number{quantity: ptr.To(resource.MustParse(text))} }
+	quantity := func(text string) Number { return Number{quantity: ptr.To(resource.MustParse(text))} }
 	for _, row := range []struct {
 		clause string
-		to     number
+		to     Number
 		want   string // empty: it is no limit
 	}{
 		{memory + ".compareTo(quantity('40Gi')) >= 0", quantity("38Gi"),
@@ -61,20 +61,20 @@ func TestLimitOf(t *testing.T) {
 			`device.capacity["d"].memory.compareTo(quantity("38Gi")) >= 0`},
 		{"device.capacity['d']['memory'].isLessThan(quantity('40Gi'))", quantity("48Gi"),
 			`device.capacity["d"]["memory"].compareTo(quantity("48Gi")) <= 0`},
-		{compute + " >= 9", number{integer: 7}, `device.attributes["d"].compute >= 7`},
-		{"9 <= " + compute, number{}, ""},
-		{memory + ".compareTo(quantity('40Gi')) >= 1", number{}, ""},
-		{memory + ".compareTo(quantity('40Gi')) == 0", number{}, ""},
-		{"device.attributes['d'].name == 'x'", number{}, ""},
-		{"!(" + compute + " >= 9)", number{}, ""},
+		{compute + " >= 9", Number{integer: 7}, `device.attributes["d"].compute >= 7`},
+		{"9 <= " + compute, Number{}, ""},
+		{memory + ".compareTo(quantity('40Gi')) >= 1", Number{}, ""},
+		{memory + ".compareTo(quantity('40Gi')) == 0", Number{}, ""},
+		{"device.attributes['d'].name == 'x'", Number{}, ""},
+		{"!(" + compute + " >= 9)", Number{}, ""},
 	} {
-		all, err := cut(row.clause)
+		all, err := Cut(row.clause)
 		if err != nil || len(all) != 1 {
 			t.Fatalf("%s: %v, %v", row.clause, all, err)
 		}
 		got := ""
-		if all[0].limit != nil {
-			got = all[0].limit.with(row.to)
+		if all[0].Limit != nil {
+			got = all[0].Limit.With(row.to)
 		}
 		if got != row.want {
 			t.Errorf("%s: got %s, want %s", row.clause, got, row.want)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+// Package selectors reads the CEL expressions of claims and classes: it cuts them into clauses, and knows which names
+// and values devices have, so that it can say what was likely meant.
+package selectors
 
 import (
 	"cmp"
@@ -17,33 +19,33 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 )
 
-// compiled are the expressions of classes.
-var compiled = newCache()
+// Compiled are the expressions of classes.
+var Compiled = NewCache()
 
-// newCache returns a cache of expressions, compiled as for the allocator.
-func newCache() *cel.Cache { return cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true}) }
+// NewCache returns a cache of expressions, compiled as for the allocator.
+func NewCache() *cel.Cache { return cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true}) }
 
 // parser returns the environment of the allocator's expressions, with the calls of macros kept for printing.
 var parser = sync.OnceValues(func() (*celgo.Env, error) {
-	r := compiled.GetOrCompile("true")
+	r := Compiled.GetOrCompile("true")
 	if r.Error != nil {
 		return nil, r.Error
 	}
 	return r.Environment.Extend(celgo.EnableMacroCallTracking())
 })
 
-// clause is one operand of an expression's &&.
-type clause struct {
-	text  string // as CEL prints it; it can be joined with && as it is
-	limit *limit // nil if the clause does not compare a number
-	paths []path // the attributes and capacities in it
+// Clause is one operand of an expression's &&.
+type Clause struct {
+	Text  string // as CEL prints it; it can be joined with && as it is
+	Limit *Limit // nil if the clause does not compare a number
+	Paths []Path // the attributes and capacities in it
 	// named are the same, with those that the clause only reads if a device has them.
-	named []path
+	Named []Path
 	equal *comparison // nil if the clause does not compare a text
 }
 
-// cut cuts an expression at the && of its outermost level.
-func cut(expression string) ([]clause, error) {
+// Cut cuts an expression at the && of its outermost level.
+func Cut(expression string) ([]Clause, error) {
 	env, err := parser()
 	if err != nil {
 		return nil, err
@@ -53,18 +55,18 @@ func cut(expression string) ([]clause, error) {
 		return nil, issues.Err()
 	}
 	info := parsed.NativeRep().SourceInfo()
-	var all []clause
+	var all []Clause
 	for _, e := range conjuncts(parsed.NativeRep().Expr()) {
 		text, err := celgo.ExprToString(e, info)
 		if err != nil {
 			return nil, err
 		}
-		c := clause{text: text, paths: pathsIn(e, pathOf), named: pathsIn(e, namedPath), equal: comparisonOf(e)}
+		c := Clause{Text: text, Paths: pathsIn(e, pathOf), Named: pathsIn(e, namedPath), equal: comparisonOf(e)}
 		if call(e, operators.LogicalOr) != nil || call(e, operators.Conditional) != nil {
-			c.text = "(" + text + ")"
+			c.Text = "(" + text + ")"
 		}
-		if c.limit = limitOf(e); c.limit != nil {
-			if c.limit.subject, err = celgo.ExprToString(c.limit.expr, info); err != nil {
+		if c.Limit = limitOf(e); c.Limit != nil {
+			if c.Limit.subject, err = celgo.ExprToString(c.Limit.expr, info); err != nil {
 				return nil, err
 			}
 		}
@@ -93,26 +95,26 @@ func call(e ast.Expr, function string) ast.CallExpr {
 	return nil
 }
 
-// path is an attribute or a capacity of a device in an expression.
-type path struct {
+// Path is an attribute or a capacity of a device in an expression.
+type Path struct {
 	field  string // attributes or capacity
 	domain string
 	id     string
 }
 
-func (p path) String() string { return fmt.Sprintf("device.%s[%q].%s", p.field, p.domain, p.id) }
+func (p Path) String() string { return fmt.Sprintf("device.%s[%q].%s", p.field, p.domain, p.id) }
 
 // pathOf returns the attribute or capacity that an expression is, if it is one.
-func pathOf(e ast.Expr) (path, bool) {
+func pathOf(e ast.Expr) (Path, bool) {
 	of, id, ok := member(e)
 	if !ok {
-		return path{}, false
+		return Path{}, false
 	}
 	return pathIn(of, id)
 }
 
 // namedPath is pathOf, also for has(path), path.?name and path[?'name'].
-func namedPath(e ast.Expr) (path, bool) {
+func namedPath(e ast.Expr) (Path, bool) {
 	if e.Kind() == ast.SelectKind {
 		return pathIn(e.AsSelect().Operand(), e.AsSelect().FieldName())
 	}
@@ -126,17 +128,17 @@ func namedPath(e ast.Expr) (path, bool) {
 }
 
 // pathIn returns the attribute or capacity of that name of an expression such as device.attributes['domain'].
-func pathIn(of ast.Expr, id string) (path, bool) {
+func pathIn(of ast.Expr, id string) (Path, bool) {
 	of, domain, ok := member(of)
 	if !ok {
-		return path{}, false
+		return Path{}, false
 	}
 	if of.Kind() != ast.SelectKind || of.AsSelect().Operand().Kind() != ast.IdentKind ||
 		of.AsSelect().Operand().AsIdent() != "device" {
-		return path{}, false
+		return Path{}, false
 	}
 	field := of.AsSelect().FieldName()
-	return path{field, domain, id}, field == "attributes" || field == "capacity"
+	return Path{field, domain, id}, field == "attributes" || field == "capacity"
 }
 
 // member splits x.name and x['name'].
@@ -152,9 +154,9 @@ func member(e ast.Expr) (of ast.Expr, name string, ok bool) {
 }
 
 // pathsIn returns the attributes and capacities that the function finds in an expression, each once.
-func pathsIn(e ast.Expr, find func(ast.Expr) (path, bool)) []path {
-	var all []path
-	seen := map[path]bool{}
+func pathsIn(e ast.Expr, find func(ast.Expr) (Path, bool)) []Path {
+	var all []Path
+	seen := map[Path]bool{}
 	ast.PreOrderVisit(e, ast.NewExprVisitor(func(part ast.Expr) {
 		if p, ok := find(part); ok && !seen[p] {
 			seen[p] = true
@@ -164,9 +166,9 @@ func pathsIn(e ast.Expr, find func(ast.Expr) (path, bool)) []path {
 	return all
 }
 
-// namesIn returns the names of all attributes and capacities that the expression may read. It returns false if it may
+// NamesIn returns the names of all attributes and capacities that the expression may read. It returns false if it may
 // read any.
-func namesIn(expression string) (map[string]bool, bool) {
+func NamesIn(expression string) (map[string]bool, bool) {
 	env, err := parser()
 	if err != nil {
 		return nil, false
@@ -197,7 +199,7 @@ func namesIn(expression string) (map[string]bool, bool) {
 
 // comparison is a clause that compares a text with constants, of which one is enough.
 type comparison struct {
-	path   path
+	path   Path
 	values []string
 }
 
@@ -238,24 +240,24 @@ func newComparison(subject ast.Expr, values ...ast.Expr) *comparison {
 	return equal
 }
 
-// limit is a clause that compares an attribute or a capacity with a constant.
-type limit struct {
-	path    path
+// Limit is a clause that compares an attribute or a capacity with a constant.
+type Limit struct {
+	path    Path
 	expr    ast.Expr
 	subject string // the path as CEL prints it
-	atLeast bool   // the subject is to be at least, or above, the value; otherwise at most, or below
+	AtLeast bool   // the subject is to be at least, or above, the value; otherwise at most, or below
 	strict  bool   // equal is not enough
-	value   number
+	value   Number
 }
 
-// number is a quantity, a version or an integer.
-type number struct {
+// Number is a quantity, a version or an integer.
+type Number struct {
 	quantity *resource.Quantity
 	version  *semver.Version
 	integer  int64
 }
 
-func (n number) String() string {
+func (n Number) String() string {
 	switch {
 	case n.quantity != nil:
 		return n.quantity.String()
@@ -266,11 +268,11 @@ func (n number) String() string {
 }
 
 // alike reports whether both are of one type.
-func (n number) alike(with number) bool {
+func (n Number) alike(with Number) bool {
 	return (n.quantity == nil) == (with.quantity == nil) && (n.version == nil) == (with.version == nil)
 }
 
-func (n number) compare(with number) int {
+func (n Number) Compare(with Number) int {
 	switch {
 	case n.quantity != nil:
 		return n.quantity.Cmp(*with.quantity)
@@ -281,7 +283,7 @@ func (n number) compare(with number) int {
 }
 
 // limitOf returns the comparison that a clause is, or nil.
-func limitOf(e ast.Expr) *limit {
+func limitOf(e ast.Expr) *Limit {
 	if e.Kind() != ast.CallKind {
 		return nil
 	}
@@ -308,7 +310,7 @@ func limitOf(e ast.Expr) *limit {
 	return nil
 }
 
-func newLimit(subject, value ast.Expr, atLeast, strict bool) *limit {
+func newLimit(subject, value ast.Expr, atLeast, strict bool) *Limit {
 	p, ok := pathOf(subject)
 	if !ok {
 		return nil
@@ -317,7 +319,7 @@ func newLimit(subject, value ast.Expr, atLeast, strict bool) *limit {
 	if !ok {
 		return nil
 	}
-	return &limit{path: p, expr: subject, atLeast: atLeast, strict: strict, value: n}
+	return &Limit{path: p, expr: subject, AtLeast: atLeast, strict: strict, value: n}
 }
 
 func integer(e ast.Expr) (int64, bool) {
@@ -329,30 +331,30 @@ func integer(e ast.Expr) (int64, bool) {
 }
 
 // constant returns the value of quantity('1'), semver('1.0.0') or 1.
-func constant(e ast.Expr) (number, bool) {
+func constant(e ast.Expr) (Number, bool) {
 	if i, ok := integer(e); ok {
-		return number{integer: i}, true
+		return Number{integer: i}, true
 	}
 	if e.Kind() != ast.CallKind || len(e.AsCall().Args()) != 1 || e.AsCall().Args()[0].Kind() != ast.LiteralKind {
-		return number{}, false
+		return Number{}, false
 	}
 	text, ok := e.AsCall().Args()[0].AsLiteral().Value().(string)
 	if !ok {
-		return number{}, false
+		return Number{}, false
 	}
 	switch e.AsCall().FunctionName() {
 	case "quantity":
 		q, err := resource.ParseQuantity(text)
-		return number{quantity: &q}, err == nil
+		return Number{quantity: &q}, err == nil
 	case "semver":
 		v, err := semver.Parse(text)
-		return number{version: &v}, err == nil
+		return Number{version: &v}, err == nil
 	}
-	return number{}, false
+	return Number{}, false
 }
 
-// of returns the value of the device, if it has one of the type of the limit.
-func (l *limit) of(driver string, d *resourceapi.Device) (number, bool) {
+// Of returns the value of the device, if it has one of the type of the limit.
+func (l *Limit) Of(driver string, d *resourceapi.Device) (Number, bool) {
 	names := []resourceapi.QualifiedName{resourceapi.QualifiedName(l.path.domain + "/" + l.path.id)}
 	if l.path.domain == driver {
 		names = append(names, resourceapi.QualifiedName(l.path.id))
@@ -360,38 +362,38 @@ func (l *limit) of(driver string, d *resourceapi.Device) (number, bool) {
 	for _, name := range names {
 		if l.path.field == "capacity" {
 			if c, ok := d.Capacity[name]; ok && l.value.quantity != nil {
-				return number{quantity: &c.Value}, true
+				return Number{quantity: &c.Value}, true
 			}
 			continue
 		}
 		a := d.Attributes[name]
 		switch {
 		case a.IntValue != nil && l.value.quantity == nil && l.value.version == nil:
-			return number{integer: *a.IntValue}, true
+			return Number{integer: *a.IntValue}, true
 		case a.VersionValue != nil && l.value.version != nil:
 			v, err := semver.Parse(*a.VersionValue)
-			return number{version: &v}, err == nil
+			return Number{version: &v}, err == nil
 		}
 	}
-	return number{}, false
+	return Number{}, false
 }
 
-// meets reports whether a value is within the limit.
-func (l *limit) meets(n number) bool {
-	c := n.compare(l.value)
+// Meets reports whether a value is within the limit.
+func (l *Limit) Meets(n Number) bool {
+	c := n.Compare(l.value)
 	switch {
 	case c == 0:
 		return !l.strict
-	case l.atLeast:
+	case l.AtLeast:
 		return c > 0
 	}
 	return c < 0
 }
 
-// with returns the clause with another value, which is itself within the limit.
-func (l *limit) with(n number) string {
+// With returns the clause with another value, which is itself within the limit.
+func (l *Limit) With(n Number) string {
 	operator := "<="
-	if l.atLeast {
+	if l.AtLeast {
 		operator = ">="
 	}
 	switch {
@@ -403,11 +405,11 @@ func (l *limit) with(n number) string {
 	return fmt.Sprintf("%s %s %s", l.subject, operator, n)
 }
 
-// guard returns the clause behind a test that the device has all that the clause reads.
-func (c clause) guard() string {
+// Guard returns the clause behind a test that the device has all that the clause reads.
+func (c Clause) Guard() string {
 	var tests []string
-	for _, p := range c.paths {
+	for _, p := range c.Paths {
 		tests = append(tests, fmt.Sprintf("has(%s)", p))
 	}
-	return strings.Join(append(tests, c.text), " && ")
+	return strings.Join(append(tests, c.Text), " && ")
 }

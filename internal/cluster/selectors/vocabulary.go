@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package selectors
 
 import (
 	"fmt"
@@ -22,10 +22,10 @@ const (
 	// maxTexts is how many values of an attribute are compared with one that no device has. An attribute with more is
 	// taken for one that identifies devices.
 	maxTexts = 64
-	// shownTexts is how many values or names an explanation lists.
-	shownTexts = 5
-	// explainedClauses is how many clauses of a selector are explained.
-	explainedClauses = 32
+	// ShownTexts is how many values or names an explanation lists.
+	ShownTexts = 5
+	// ExplainedClauses is how many clauses of a selector are explained.
+	ExplainedClauses = 32
 	// nearTexts is how many values are offered in place of one that no device has.
 	nearTexts = 3
 )
@@ -33,16 +33,16 @@ const (
 // Vocabulary is what a selector can name: the attributes and capacities of devices, and the texts that they have.
 type Vocabulary struct {
 	gpus  bool // devices say what kind of GPU they are
-	names map[path]bool
-	texts map[path][]string // nil: too many
-	least map[path]number
-	most  map[path]number
+	names map[Path]bool
+	texts map[Path][]string // nil: too many
+	least map[Path]Number
+	most  map[Path]Number
 }
 
 // NewVocabulary returns an empty vocabulary.
 func NewVocabulary() *Vocabulary {
-	return &Vocabulary{names: map[path]bool{}, texts: map[path][]string{}, least: map[path]number{},
-		most: map[path]number{}}
+	return &Vocabulary{names: map[Path]bool{}, texts: map[Path][]string{}, least: map[Path]Number{},
+		most: map[Path]Number{}}
 }
 
 // The fields of a device in selectors.
@@ -61,17 +61,17 @@ func (v *Vocabulary) Add(driver string, d *resourceapi.Device) {
 		case value.StringValue != nil:
 			v.addText(p, *value.StringValue)
 		case value.IntValue != nil:
-			v.addNumber(p, number{integer: *value.IntValue})
+			v.addNumber(p, Number{integer: *value.IntValue})
 		case value.VersionValue != nil:
 			if version, err := semver.Parse(*value.VersionValue); err == nil {
-				v.addNumber(p, number{version: &version})
+				v.addNumber(p, Number{version: &version})
 			}
 		}
 	}
 	for name, capacity := range d.Capacity {
 		p := pathTo(capacityField, driver, name)
 		v.names[p] = true
-		v.addNumber(p, number{quantity: &capacity.Value})
+		v.addNumber(p, Number{quantity: &capacity.Value})
 	}
 	if d.Attributes["type"].StringValue == nil || v.gpus {
 		return
@@ -82,7 +82,7 @@ func (v *Vocabulary) Add(driver string, d *resourceapi.Device) {
 	}
 }
 
-func (v *Vocabulary) addText(p path, text string) {
+func (v *Vocabulary) addText(p Path, text string) {
 	known, seen := v.texts[p]
 	switch {
 	case seen && known == nil || slices.Contains(known, text):
@@ -93,31 +93,31 @@ func (v *Vocabulary) addText(p path, text string) {
 	}
 }
 
-func (v *Vocabulary) addNumber(p path, n number) {
-	if known, ok := v.least[p]; !ok || !known.alike(n) || n.compare(known) < 0 {
+func (v *Vocabulary) addNumber(p Path, n Number) {
+	if known, ok := v.least[p]; !ok || !known.alike(n) || n.Compare(known) < 0 {
 		v.least[p] = n
 	}
-	if known, ok := v.most[p]; !ok || !known.alike(n) || n.compare(known) > 0 {
+	if known, ok := v.most[p]; !ok || !known.alike(n) || n.Compare(known) > 0 {
 		v.most[p] = n
 	}
 }
 
 // pathTo returns the path of an attribute or a capacity of the driver.
-func pathTo(field, driver string, name resourceapi.QualifiedName) path {
+func pathTo(field, driver string, name resourceapi.QualifiedName) Path {
 	domain, id, ok := strings.Cut(string(name), "/")
 	if !ok {
-		return path{field, driver, string(name)}
+		return Path{field, driver, string(name)}
 	}
-	return path{field, domain, id}
+	return Path{field, domain, id}
 }
 
-// addLikely adds the attributes that names were likely meant to be: an answer needs their values.
-func addLikely(names map[string]bool) {
+// AddLikely adds the attributes that names were likely meant to be: an answer needs their values.
+func AddLikely(names map[string]bool) {
 	known := map[string]bool{"type": true} // it tells GPUs from other devices
 	var all []string
 	for _, a := range inventory.AllAttributes {
-		known[identifier(a.Name)] = true
-		all = append(all, identifier(a.Name))
+		known[Identifier(a.Name)] = true
+		all = append(all, Identifier(a.Name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if near := nearest.Name(name, all); !known[name] && near != "" {
@@ -141,24 +141,24 @@ const (
 // else the clause itself. meets reports whether a device meets an expression. An expression that is not valid, or that
 // is more than a selector can be, has no explanation.
 func (v *Vocabulary) Unmet(expression string, of Explained, meets func(expression string) bool) []string {
-	clauses, err := cut(expression)
+	clauses, err := Cut(expression)
 	if err != nil {
 		return nil
 	}
 	var all []string
-	for _, c := range clauses[:min(len(clauses), explainedClauses)] {
-		if meets(c.text) {
+	for _, c := range clauses[:min(len(clauses), ExplainedClauses)] {
+		if meets(c.Text) {
 			continue
 		}
-		m := v.mistake(c)
-		if of == OnlyMistakes && (m == nil || !m.sure) {
+		m := v.Mistake(c)
+		if of == OnlyMistakes && (m == nil || !m.Sure) {
 			continue
 		}
 		if m == nil {
-			m = &mistake{text: "no device meets " + c.text}
+			m = &Mistake{Text: "no device meets " + c.Text}
 		}
-		if !slices.Contains(all, m.text) {
-			all = append(all, m.text)
+		if !slices.Contains(all, m.Text) {
+			all = append(all, m.Text)
 		}
 	}
 	return all
@@ -167,32 +167,32 @@ func (v *Vocabulary) Unmet(expression string, of Explained, meets func(expressio
 // Attribute explains why devices cannot be compared by an attribute. It returns "" if they can.
 func (v *Vocabulary) Attribute(name resourceapi.FullyQualifiedName) string {
 	domain, id, _ := strings.Cut(string(name), "/")
-	m := v.unknown(path{attributesField, domain, id})
+	m := v.unknown(Path{attributesField, domain, id})
 	if m == nil {
 		return ""
 	}
 	text := fmt.Sprintf("no device has the attribute %s", name)
-	if m.right != (path{}) && m.right.field == attributesField {
-		text += fmt.Sprintf("; did you mean %s/%s?", m.right.domain, m.right.id)
+	if m.Right != (Path{}) && m.Right.field == attributesField {
+		text += fmt.Sprintf("; did you mean %s/%s?", m.Right.domain, m.Right.id)
 	}
 	return text
 }
 
-// mistake is what is wrong with a clause that no device meets.
-type mistake struct {
-	text         string
-	sure, value  bool     // devices that are not there do not meet it either; no device has the value
-	wrong, right path     // if another name was likely meant
-	fixes        []string // clauses that were likely meant, the likeliest first
-	class        string   // that was likely meant in place of the clause
+// Mistake is what is wrong with a clause that no device meets.
+type Mistake struct {
+	Text         string
+	Sure, Value  bool     // devices that are not there do not meet it either; no device has the value
+	Wrong, Right Path     // if another name was likely meant
+	Fixes        []string // clauses that were likely meant, the likeliest first
+	Class        string   // that was likely meant in place of the clause
 }
 
-// mistake returns the mistake in a clause that no device meets, or nil if it has none.
-func (v *Vocabulary) mistake(c clause) *mistake {
-	for _, p := range c.named {
+// Mistake returns the mistake in a clause that no device meets, or nil if it has none.
+func (v *Vocabulary) Mistake(c Clause) *Mistake {
+	for _, p := range c.Named {
 		if m := v.unknown(p); m != nil {
-			if m.right != (path{}) {
-				m.fixes = []string{c.renamed(p, m.right)}
+			if m.Right != (Path{}) {
+				m.Fixes = []string{c.Renamed(p, m.Right)}
 			}
 			return m
 		}
@@ -203,12 +203,12 @@ func (v *Vocabulary) mistake(c clause) *mistake {
 	if c.equal != nil {
 		return v.unknownValue(c)
 	}
-	if c.limit != nil {
+	if c.Limit != nil {
 		return v.beyondAll(c)
 	}
-	for _, p := range c.named {
+	for _, p := range c.Named {
 		if texts := v.texts[p]; len(texts) > 0 && !identifying[p.id] {
-			return &mistake{text: fmt.Sprintf("no device meets %s; %s", c.text, listed(p.id, texts))}
+			return &Mistake{Text: fmt.Sprintf("no device meets %s; %s", c.Text, listed(p.id, texts))}
 		}
 	}
 	return nil
@@ -219,35 +219,35 @@ var identifying = map[string]bool{"uuid": true, "parentUUID": true, "pciBusID": 
 	"fabricDomain": true, "pcieRoot": true}
 
 // unknown returns the mistake if no device has the attribute or the capacity.
-func (v *Vocabulary) unknown(p path) *mistake {
+func (v *Vocabulary) unknown(p Path) *Mistake {
 	if v.names[p] || len(v.names) == 0 {
 		return nil
 	}
 	kind := map[string]string{attributesField: "attribute", capacityField: "capacity"}
-	m := &mistake{text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), sure: true, wrong: p}
-	other := path{map[string]string{attributesField: capacityField, capacityField: attributesField}[p.field], p.domain,
+	m := &Mistake{Text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), Sure: true, Wrong: p}
+	other := Path{map[string]string{attributesField: capacityField, capacityField: attributesField}[p.field], p.domain,
 		p.id}
 	ids, domains := v.near(p)
 	switch {
 	case v.names[other]:
-		m.right = other
-		m.text = fmt.Sprintf("%s is no %s; did you mean the %s %s?", p.id, kind[p.field], kind[other.field], other)
+		m.Right = other
+		m.Text = fmt.Sprintf("%s is no %s; did you mean the %s %s?", p.id, kind[p.field], kind[other.field], other)
 		return m
 	case len(domains) > 0: // the name exists in another domain
-		m.right = path{p.field, domains[0], p.id}
+		m.Right = Path{p.field, domains[0], p.id}
 		if near := nearest.Name(p.domain, domains); near != "" {
-			m.right.domain = near
+			m.Right.domain = near
 		}
-		m.text += fmt.Sprintf(" of the domain %s; did you mean %s?", p.domain, m.right)
+		m.Text += fmt.Sprintf(" of the domain %s; did you mean %s?", p.domain, m.Right)
 		return m
 	}
 	if near := nearest.Name(p.id, slices.Sorted(maps.Keys(ids))); near != "" {
-		m.right = path{p.field, ids[near], near}
-		m.text += fmt.Sprintf("; did you mean %s?", m.right)
+		m.Right = Path{p.field, ids[near], near}
+		m.Text += fmt.Sprintf("; did you mean %s?", m.Right)
 		return m
 	}
 	if names := v.listedNames(p.field, ids); len(names) > 0 {
-		m.text += "; there are " + strings.Join(names, ", ")
+		m.Text += "; there are " + strings.Join(names, ", ")
 	}
 	return m
 }
@@ -269,7 +269,7 @@ func (v *Vocabulary) listedNames(field string, ids map[string]string) []string {
 
 // near returns the names that a path may mean, each with its domain: those of its own domain, or of all if that has
 // none. It also returns the domains in which its own name exists.
-func (v *Vocabulary) near(p path) (ids map[string]string, domains []string) {
+func (v *Vocabulary) near(p Path) (ids map[string]string, domains []string) {
 	ids = map[string]string{}
 	own := map[string]string{}
 	for known := range v.names {
@@ -305,20 +305,20 @@ var forms = map[string]string{"text": "%s %s %q", "number": "%s %s %s",
 	"version": "%s.compareTo(semver(%[3]q)) %[2]s 0", "quantity": "%s.compareTo(quantity(%[3]q)) %[2]s 0"}
 
 // wrongType returns the mistake if the clause compares a value with a constant of another type, or a text with nothing.
-func (v *Vocabulary) wrongType(c clause) *mistake {
-	parts := comparing.FindStringSubmatch(c.text)
-	if parts == nil || len(c.paths) != 1 {
+func (v *Vocabulary) wrongType(c Clause) *Mistake {
+	parts := comparing.FindStringSubmatch(c.Text)
+	if parts == nil || len(c.Paths) != 1 {
 		return nil
 	}
-	p, subject, with := c.paths[0], parts[1], comparedWith.FindStringSubmatch(parts[2]+parts[5]+parts[7])
+	p, subject, with := c.Paths[0], parts[1], comparedWith.FindStringSubmatch(parts[2]+parts[5]+parts[7])
 	operator := parts[3] + parts[6] + map[string]string{"Greater": ">", "Less": "<"}[parts[4]]
 	texts, isText := v.texts[p]
 	some, isNumber := v.most[p]
 	switch {
 	case operator == "" && isText:
-		m := &mistake{sure: true, text: p.id + " is a text: compare it"}
+		m := &Mistake{Sure: true, Text: p.id + " is a text: compare it"}
 		for _, text := range slices.Sorted(slices.Values(texts))[:min(len(texts), nearTexts)] {
-			m.fixes = append(m.fixes, fmt.Sprintf(forms["text"], subject, "==", text))
+			m.Fixes = append(m.Fixes, fmt.Sprintf(forms["text"], subject, "==", text))
 		}
 		return m
 	case with == nil || !isText && !isNumber:
@@ -351,11 +351,11 @@ func (v *Vocabulary) wrongType(c clause) *mistake {
 	if got == kind || err != nil {
 		return nil
 	}
-	return &mistake{sure: true, text: what + kind + ": write " + right, fixes: []string{right}}
+	return &Mistake{Sure: true, Text: what + kind + ": write " + right, Fixes: []string{right}}
 }
 
 // unknownValue returns the mistake if no device has the text that the clause wants.
-func (v *Vocabulary) unknownValue(c clause) *mistake {
+func (v *Vocabulary) unknownValue(c Clause) *Mistake {
 	p := c.equal.path
 	texts := v.texts[p]
 	if len(texts) == 0 || len(c.equal.values) == 0 || slices.ContainsFunc(c.equal.values, func(value string) bool {
@@ -366,46 +366,46 @@ func (v *Vocabulary) unknownValue(c clause) *mistake {
 	value := c.equal.values[0]
 	if nearest.Profile(value) && slices.Equal(texts, []string{""}) {
 		class := "mig-" + value + "." + strings.TrimPrefix(p.domain, "gpu.")
-		return &mistake{text: p.id + " is of partitions: use the class " + class, sure: true, class: class}
+		return &Mistake{Text: p.id + " is of partitions: use the class " + class, Sure: true, Class: class}
 	}
-	m := &mistake{text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value)),
-		value: true}
+	m := &Mistake{Text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value)),
+		Value: true}
 	if len(c.equal.values) > 1 {
-		m.text = fmt.Sprintf("no device has a %s of %s", p.id, quoted(c.equal.values[:min(len(c.equal.values),
-			shownTexts)], ", "))
+		m.Text = fmt.Sprintf("no device has a %s of %s", p.id, quoted(c.equal.values[:min(len(c.equal.values),
+			ShownTexts)], ", "))
 	}
 	near := nearest.Names(value, texts, nearTexts)
 	for _, right := range near {
-		m.sure = m.sure || strings.Contains(strings.ToLower(right), strings.ToLower(value))
-		m.fixes = append(m.fixes, strings.Replace(c.text, strconv.Quote(value), strconv.Quote(right), 1))
+		m.Sure = m.Sure || strings.Contains(strings.ToLower(right), strings.ToLower(value))
+		m.Fixes = append(m.Fixes, strings.Replace(c.Text, strconv.Quote(value), strconv.Quote(right), 1))
 	}
 	switch {
 	case len(near) > 0:
-		m.text += "; did you mean " + quoted(near, " or ") + "?"
+		m.Text += "; did you mean " + quoted(near, " or ") + "?"
 	case !identifying[p.id]:
-		m.text += "; " + listed(p.id, texts)
+		m.Text += "; " + listed(p.id, texts)
 	}
 	return m
 }
 
 // beyondAll returns the mistake if no device is within the limit of the clause.
-func (v *Vocabulary) beyondAll(c clause) *mistake {
-	best, ok := v.least[c.limit.path]
+func (v *Vocabulary) beyondAll(c Clause) *Mistake {
+	best, ok := v.least[c.Limit.path]
 	word := "least"
-	if c.limit.atLeast {
-		best, word = v.most[c.limit.path], "most"
+	if c.Limit.AtLeast {
+		best, word = v.most[c.Limit.path], "most"
 	}
-	if !ok || !best.alike(c.limit.value) || c.limit.meets(best) {
+	if !ok || !best.alike(c.Limit.value) || c.Limit.Meets(best) {
 		return nil
 	}
-	return &mistake{text: fmt.Sprintf("no device meets %s; the %s is %s", c.text, word, best)}
+	return &Mistake{Text: fmt.Sprintf("no device meets %s; the %s is %s", c.Text, word, best)}
 }
 
 // listed says which texts there are.
 func listed(name string, texts []string) string {
 	all := slices.Sorted(slices.Values(texts))
-	if more := len(all) - shownTexts; more > 0 {
-		return fmt.Sprintf("the values of %s are %s and %d more", name, quoted(all[:shownTexts], ", "), more)
+	if more := len(all) - ShownTexts; more > 0 {
+		return fmt.Sprintf("the values of %s are %s and %d more", name, quoted(all[:ShownTexts], ", "), more)
 	}
 	return fmt.Sprintf("the values of %s are %s", name, quoted(all, ", "))
 }
@@ -418,9 +418,18 @@ func quoted(texts []string, separator string) string {
 	return strings.Join(all, separator)
 }
 
-// renamed returns the clause with another attribute or capacity.
-func (c clause) renamed(wrong, right path) string {
-	text := strings.ReplaceAll(c.text, wrong.String(), right.String())
-	optional := func(p path) string { return fmt.Sprintf("device.%s[%q].?%s", p.field, p.domain, p.id) }
+// Renamed returns the clause with another attribute or capacity.
+func (c Clause) Renamed(wrong, right Path) string {
+	text := strings.ReplaceAll(c.Text, wrong.String(), right.String())
+	optional := func(p Path) string { return fmt.Sprintf("device.%s[%q].?%s", p.field, p.domain, p.id) }
 	return strings.ReplaceAll(text, optional(wrong), optional(right))
+}
+
+// Identifier returns the name without its domain.
+func Identifier(name resourceapi.QualifiedName) string {
+	_, id, ok := strings.Cut(string(name), "/")
+	if !ok {
+		return string(name)
+	}
+	return id
 }
