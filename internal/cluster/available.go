@@ -65,7 +65,7 @@ func (v *View) Available(k *DeviceKind, s Subrequest, enough int64) int64 {
 	for n, nodes := range k.available.nodes {
 		devices += n / count * count * nodes
 	}
-	if devices >= enough || len(*s.Tolerations) == 0 && !(k.shared() && k.leaves(takes)) {
+	if devices >= enough || len(*s.Tolerations) == 0 && !(k.Shared() && k.leaves(takes)) {
 		return devices
 	}
 	left := map[string]int64{} // idle GPUs that do not fill a group, and others that can serve the request, by node

@@ -107,8 +107,8 @@ func (k *DeviceKind) Consumes(
 	return all
 }
 
-// shared reports whether several claims can hold a device of the kind.
-func (k *DeviceKind) shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
+// Shared reports whether several claims can hold a device of the kind.
+func (k *DeviceKind) Shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
 
 // kindsOf returns the key of each device's kind. This is slow for devices as they are published: call it before locking
 // the view.

@@ -199,6 +199,13 @@ var computed = regexp.MustCompile(`\[|\(\s*\w+\s*,\s*\w+\s*,`)
 // quoting matches literals that constant may read otherwise than CEL does.
 var quoting = regexp.MustCompile(`\\['"]|'''|"""`)
 
+// ByIdentity reports whether a selector may accept some of the devices of a kind only, by what identifies them.
+func ByIdentity(all []resourceapi.DeviceSelector) bool {
+	return slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && selectsByIdentity(s.CEL.Expression)
+	})
+}
+
 // mayDiffer reports whether the selector may differ between devices of one kind, or fail for some of them only, also
 // where its user hides that.
 func mayDiffer(expression string) bool {

@@ -118,17 +118,21 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		}
 		slim.Spec.Devices.Constraints = append(slim.Spec.Devices.Constraints, c)
 	}
-	for _, c := range c.Spec.Devices.Config {
-		if room -= c.Size(); room >= 0 {
-			slim.Spec.Devices.Config = append(slim.Spec.Devices.Config, c)
-		}
+	if configs := (&resourceapi.DeviceClaim{Config: c.Spec.Devices.Config}); configs.Size() <= min(room, maxConfigs) {
+		slim.Spec.Devices.Config = c.Spec.Devices.Config
+	} else if len(c.Spec.Devices.Config) > 0 {
+		slim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{}}
 	}
 	return slim
 }
 
 // maxSelectors is how many bytes of selectors, tolerations, constraints and configurations are kept of a pending claim.
-// One with more is thought to accept more, and to tolerate less; of a constraint it is known that there is one.
+// One with more is thought to accept more, and to tolerate less; of a constraint, and of configurations, it is known
+// that there are some.
 const maxSelectors = 16 << 10
+
+// maxConfigs is how many bytes of configurations are kept of a claim: all or none, because the last one rules.
+const maxConfigs = 4 << 10
 
 // Memory of a toleration without its texts, and of a constraint without the requests, in bytes.
 const tolerationSize, constraintSize = 72, 200

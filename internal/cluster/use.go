@@ -26,7 +26,7 @@ const Whole = 1000
 
 // Unused returns the use of the GPU while no claim holds any of it.
 func (g *GPU) Unused() Use {
-	if g.Whole == nil || !g.Whole.Kind.shared() {
+	if g.Whole == nil || !g.Whole.Kind.Shared() {
 		return Use{}
 	}
 	return Use{Consumed: make([]int64, len(g.Whole.Kind.policies))}
@@ -90,7 +90,7 @@ func (g *GPU) Idle(u Use, tolerations []resourceapi.DeviceToleration) int64 {
 // Takes returns how much a request for these capacities takes of each capacity of a shared GPU, in bytes or in what
 // else the capacity counts; nil: the request takes all of the GPU.
 func (k *DeviceKind) Takes(asked map[resourceapi.QualifiedName]resource.Quantity) []int64 {
-	if !k.shared() {
+	if !k.Shared() {
 		return nil
 	}
 	all := make([]int64, len(k.policies))

@@ -62,8 +62,9 @@ type question struct {
 	deadline time.Time
 	slow     int // questions of that search that took too long
 	// A workload that would get devices and not start, because the node refuses them, does not fit then.
-	starts  bool
-	refused *sharing.Refusal // the first such refusal
+	starts   bool
+	refused  *sharing.Refusal // the first such refusal
+	refusals int              // how many there were
 
 	texts map[string]string // of errors, which many devices have
 }
@@ -140,7 +141,7 @@ func (q *question) fitsOn(w *workload, s *nodeGroup) (placement, bool, error) {
 	found, ok := placement{s, results}, len(results) == len(w.claims)
 	if ok && err == nil && q.starts {
 		if refusal := q.refusal(w.withClaims(), w, found); refusal != nil {
-			q.refused = cmp.Or(q.refused, refusal)
+			q.refused, q.refusals = cmp.Or(q.refused, refusal), q.refusals+1
 			return placement{}, false, nil
 		}
 	}

@@ -230,3 +230,33 @@ func TestNobodyEndsForAPodThatDoesNotStart(t *testing.T) {
 		})
 	}
 }
+
+// Where all nodes refuse the pod, and there are many, the answer still has a change and says so.
+func TestAdviceOnManyNodesThatRefuse(t *testing.T) {
+	defer func(before int) { searchAsked = before }(searchAsked)
+	searchAsked = 500
+	var nodes []clustertest.SimNode
+	for i := range 60 {
+		nodes = append(nodes, clustertest.SimNode{Name: "n" + string(rune('A'+i)), Profile: "t4-x2"})
+	}
+	s := fleet(t, nodes...)
+	for i, n := range nodes { // they differ
+		held := claim(t, "h-"+n.Name, gpus(", capacity: {requests: {memory: "+string(rune('1'+i%9))+"Gi, cores: "+
+			string(rune('1'+i/9))+"}}"))
+		if !holdOn(t, s, n.Name, wholeGPUs(s, n.Name)[0], held) {
+			t.Fatal("no room")
+		}
+	}
+	c := claim(t, "a", gpus(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName ==` +
+		` 'x'"}}]`))
+	configured(c, `{"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "100Gi"}}`)
+	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
+	report, err := Pod(t.Context(), s, "ns", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, report); !strings.Contains(got, "smallest change: ") || !strings.Contains(got,
+		"note: with that change it would get devices and not start") {
+		t.Errorf("got:\n%swant a change, and the note", got[:min(len(got), 2000)])
+	}
+}

@@ -11,6 +11,8 @@ import (
 const (
 	// maxAlternatives is how many further sets of changes a report has.
 	maxAlternatives = 4
+	// maxRefusedWaits is how many claims to wait for are tried in vain because a node refuses the workload then.
+	maxRefusedWaits = 8
 	// maxGroups is on how many kinds of nodes the search tries to wait for several claims.
 	maxGroups = 32
 )
@@ -71,6 +73,8 @@ type search struct {
 	everywhere bool
 	found      []advice
 	notTried   []string
+	// refusedOnly is the first change with which the workload gets devices that its node refuses; nil: none.
+	refusedOnly []step
 }
 
 // loosest returns the changes at their last level.
@@ -218,17 +222,26 @@ func (s *search) run() {
 
 // single tries each change alone. It returns false at the limit.
 func (s *search) single(all []*change) bool {
-	waits := 0
+	waits, refusedWaits := 0, 0
 	done := map[target]bool{}
 	for i, c := range all {
-		if done[c.target] || c.kind == Wait && waits == maxAlternatives {
+		if done[c.target] || c.kind == Wait && (waits == maxAlternatives || refusedWaits == maxRefusedWaits) {
 			continue
 		}
+		before := s.refusals
 		ok, err := s.accept(loosest(c))
 		if err != nil {
 			s.notTried = append(s.notTried, fmt.Sprintf("%d of %d single changes, and sets of changes", len(all)-i,
 				len(all)))
 			return false
+		}
+		if !ok && s.refusals > before {
+			if s.refusedOnly == nil {
+				s.refusedOnly = loosest(c)
+			}
+			if c.kind == Wait {
+				refusedWaits++
+			}
 		}
 		if ok {
 			done[c.target] = true

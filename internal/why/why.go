@@ -535,9 +535,12 @@ func (q *question) explain(r *Answer, subject string) error {
 	q.starts = true
 	s.run()
 	with := "other changes"
-	if len(s.found) == 0 && q.refused != nil {
-		q.starts, s.notTried, with = false, nil, "that change"
-		s.run()
+	if len(s.found) == 0 && s.refusedOnly != nil {
+		q.starts, with = false, "that change"
+		q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout/4)
+		if _, err := s.accept(s.refusedOnly); err != nil {
+			s.notTried = append(s.notTried, "whether a milder change is enough")
+		}
 	}
 	if len(s.found) > 0 && q.refused != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("with %s it would get devices and not start, because its node refuses "+

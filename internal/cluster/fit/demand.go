@@ -30,6 +30,8 @@ type Demand struct {
 	unsure  bool
 	tooMany bool   // devices for a claim
 	driver  string // for names of attributes
+
+	dryRun dryRun
 }
 
 // Request is a request for devices. The scheduler takes the first alternative that fits.
@@ -41,13 +43,14 @@ type Alternative struct {
 	All         bool // every device of the node that is accepted
 	Count       int64
 	Takes       map[*cluster.DeviceKind][]int64 // of each accepted kind; nil: all of the device
-	Refused     map[*cluster.DeviceKind]bool    // accepted kinds that nodes refuse when the pod is to start
 	Tolerations []resourceapi.DeviceToleration
 	Constraints []*resourceapi.DeviceConstraint
+
+	asked *asked // of the devices of the driver
 }
 
 // Add adds the requests of a claim that has no devices. Those for nothing of the driver, and those with admin access,
-// take nothing. pod is the one that uses the claim; nil: not known.
+// take nothing. pod is the one that uses the claim; nil: then nodes refuse nothing.
 func (d *Demand) Add(ctx context.Context, v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim) {
 	d.driver = v.Driver()
 	spec := &claim.Spec
@@ -61,12 +64,10 @@ func (d *Demand) Add(ctx context.Context, v *cluster.View, pod *corev1.Pod, clai
 			if least = min(least, max(1, *s.Count)); !a.Foreign {
 				ours = true
 				a.All, a.Count, a.Tolerations = s.All(), max(1, *s.Count), *s.Tolerations
-				a.Takes, a.Refused = map[*cluster.DeviceKind][]int64{}, map[*cluster.DeviceKind]bool{}
+				a.asked = d.dryRun.add(v, pod, claim, s)
+				a.Takes = map[*cluster.DeviceKind][]int64{}
 				for _, k := range v.Accepted(ctx, s) {
 					a.Takes[k] = k.Takes(s.Asked())
-					if refuses(v, pod, claim, s, k) {
-						a.Refused[k] = true
-					}
 				}
 				d.Tolerations = append(d.Tolerations, a.Tolerations...)
 			}

@@ -19,8 +19,9 @@ type Take struct {
 	Device string  // a partition; "": the GPU
 	Shares []int64 // of its capacities; nil: all of it
 	Amount int64   // thousandths
-	// Refused means that the node refuses it when the pod is to start.
-	Refused bool
+
+	kind  *cluster.DeviceKind
+	asked *asked
 }
 
 // of returns the use of the GPU with the take added.
@@ -106,11 +107,6 @@ func (n *Node) GPUs() []*cluster.GPU {
 // Idle returns how many thousandths of the GPU are left for pods with these tolerations.
 func (n *Node) Idle(gpu int, tolerations []resourceapi.DeviceToleration) int64 {
 	return n.devices.GPUs[gpu].Idle(n.uses[gpu], tolerations)
-}
-
-// Refuses reports whether the node refuses something that Estimate has given out.
-func (n *Node) Refuses() bool {
-	return slices.ContainsFunc(n.Takes, func(t Take) bool { return t.Refused })
 }
 
 func (n *Node) add(t Take) {
@@ -223,7 +219,7 @@ func (n *Node) device(d cluster.NodeDevice, a *Alternative) (accepted, fits bool
 	case !d.Admits(a.Tolerations) || part && !n.free(d.GPU, d.Name) || !part && !d.Kind.Room(n.uses[d.GPU], shares):
 		return true, false
 	}
-	take := Take{GPU: of, Index: d.GPU, Shares: shares, Amount: cluster.Whole, Refused: a.Refused[d.Kind]}
+	take := Take{GPU: of, Index: d.GPU, Shares: shares, Amount: cluster.Whole}
 	switch {
 	case part:
 		take.Device, take.Amount = d.Name, amountOf(d.Device, of)
@@ -261,8 +257,7 @@ func (n *Node) possible(like *cluster.Device, i int, a *Alternative) bool {
 			left = g.Left(n.taken)
 		}
 		if left.Suffice(slot.Consumes) &&
-			n.get(Take{GPU: g, Index: i, Device: name, Amount: amountOf(like, g), Refused: a.Refused[like.Kind]}, a,
-				like, name) {
+			n.get(Take{GPU: g, Index: i, Device: name, Amount: amountOf(like, g)}, a, like, name) {
 			return true
 		}
 	}
@@ -278,6 +273,7 @@ func (n *Node) get(t Take, a *Alternative, like *cluster.Device, device string) 
 		}
 	}
 	n.saved, n.under = append(n.saved, n.uses[t.Index]), append(n.under, a.Constraints)
+	t.kind, t.asked = like.Kind, a.asked
 	n.add(t)
 	n.Takes = append(n.Takes, t)
 	return true

@@ -35,6 +35,7 @@ type world struct {
 	claims   []*resourceapi.ResourceClaim // that hold devices
 	compiled *cel.Cache
 	scratch  fit.Node
+	refuses  func() bool // what estimate has given out last
 }
 
 func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
@@ -77,7 +78,8 @@ func gpusOf(a *resourceapi.AllocationResult) (gpus []string) {
 // estimate returns the GPUs that the claim gets on the node by the estimate; nil: it does not fit.
 func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []string, sure bool) {
 	var d fit.Demand
-	d.Add(w.t.Context(), w.view, nil, cluster.SlimClaim(claim))
+	d.Add(w.t.Context(), w.view, &corev1.Pod{}, cluster.SlimClaim(claim))
+	w.refuses = func() bool { return w.scratch.Refuses(&d) }
 	w.view.Nodes([]string{node}, func(_ int, devices *cluster.NodeDevices) {
 		w.scratch.Reset(devices, nil)
 		if _, ok := w.scratch.Estimate(&d); ok {
@@ -369,9 +371,7 @@ func TestEstimateIsPlace(t *testing.T) {
 						if refusal != nil {
 							notStarted++
 						}
-						// What only several requests together are refused for is not known.
-						starts := !w.scratch.Refuses()
-						if sure && starts != (refusal == nil) && !(starts && strings.Contains(requests, "r1")) {
+						if starts := !w.refuses(); sure && starts != (refusal == nil) {
 							t.Errorf("seed %d, claim %d on %s, %s: estimated that it starts: %t; its node says %v",
 								seed, i, n.Name, text, starts, refusal)
 						}
@@ -434,5 +434,58 @@ func TestGPUsWithOtherPartitions(t *testing.T) {
 	if got, _ := w.estimate(clustertest.Claim(t, "requests: [{name: r, exactly: {deviceClassName: "+
 		"mig-1g.10gb.nvidia.com, count: 33}}]"), "a"); got != nil {
 		t.Errorf("33 devices: got %v, want that a claim has at most 32", got)
+	}
+}
+
+// What is not known is not refused: configurations that are not kept, because they are large, and a GPU that a selector
+// picks from those of its kind.
+func TestUnknownRefusals(t *testing.T) {
+	const share = "requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: " +
+		"{memory: 5Gi}}%s}}]"
+	const gpuConfig = "{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, " +
+		"kind: GpuConfig, %s}}}"
+	limit := fmt.Sprintf(gpuConfig, "sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 1Gi}}")
+	large := fmt.Sprintf(gpuConfig, "environment: {LARGE: "+strings.Repeat("x", 9000)+"}")
+	uuid := `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].uuid == 'x'"}}]`
+	for _, row := range []struct {
+		name, claim string
+		want        bool
+	}{
+		{"a limit that shares refuse", fmt.Sprintf(share, "") + "\nconfig: [" + limit + "]", true},
+		{"and a large configuration after it, which rules", fmt.Sprintf(share, "") + "\nconfig: [" + limit + ", " +
+			large + "]", false},
+		{"and a selector of one GPU", fmt.Sprintf(share, uuid) + "\nconfig: [" + limit + "]", false},
+	} {
+		w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+		if gpus, _ := w.estimate(clustertest.Claim(t, row.claim), "a"); len(gpus) != 1 || w.refuses() != row.want {
+			t.Errorf("%s: got %v, refused: %t; want a GPU, refused: %t", row.name, gpus, w.refuses(), row.want)
+		}
+	}
+}
+
+// Administrators may monitor a partition that stays, and none that claims make.
+func TestAdminAccessToPartitions(t *testing.T) {
+	slices := clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
+	for _, static := range []bool{true, false} {
+		claim := &resourceapi.ResourceClaim{}
+		var partition resourceapi.Device
+		for _, s := range slices {
+			for _, d := range s.Spec.Devices {
+				if gpu.IsPartition(d.Name) {
+					partition = d
+				}
+			}
+		}
+		if static {
+			partition.ConsumesCounters = nil
+		}
+		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: clustertest.Driver, Pool: "a",
+				Device: partition.Name, AdminAccess: ptr.To(true)}}}}
+		refusal := fit.Refusal(nil, []*resourceapi.ResourceClaim{claim},
+			func(resourceapi.DeviceRequestAllocationResult) *resourceapi.Device { return &partition })
+		if (refusal == nil) != static {
+			t.Errorf("static: %t: got %v", static, refusal)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package fit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -102,6 +103,9 @@ func devicesOf(claim *resourceapi.ResourceClaim,
 			if _, ours := of.Attributes["sharing"]; ours {
 				d := deviceOf(cluster.KindOf(of), len(all))
 				d.Name = r.Device
+				if d.Partition != nil {
+					d.Partition.Static = len(of.ConsumesCounters) == 0
+				}
 				driver, all = r.Driver, append(all, d)
 			}
 		}
@@ -135,62 +139,153 @@ func NewDryRun(driver string) *DryRun {
 
 // Give gives devices of that kind to the subrequest, with the configuration of its class.
 func (d *DryRun) Give(s cluster.Subrequest, class *resourceapi.DeviceClass, kind *cluster.DeviceKind, count int64) {
-	devices := &d.claim.Status.Allocation.Devices
 	for range count {
 		of := deviceOf(kind, len(d.gpus))
 		d.gpus = append(d.gpus, of)
-		result := resourceapi.DeviceRequestAllocationResult{Request: s.Name, Driver: d.driver, Pool: "node",
-			Device: of.Name}
-		if s.Admin {
-			result.AdminAccess = ptr.To(true)
-		}
-		if ptr.Deref(kind.Device.AllowMultipleAllocations, false) {
-			result.ShareID = ptr.To(types.UID(fmt.Sprint(len(d.gpus))))
-			result.ConsumedCapacity = kind.Consumes(s.Asked())
-		}
-		devices.Results = append(devices.Results, result)
+		d.add(s, kind, of.Name)
 	}
+	d.configure(s, class)
+}
+
+// add gives a device of that kind to the subrequest.
+func (d *DryRun) add(s cluster.Subrequest, kind *cluster.DeviceKind, device string) {
+	results := &d.claim.Status.Allocation.Devices.Results
+	r := resourceapi.DeviceRequestAllocationResult{Request: s.Name, Driver: d.driver, Pool: "node", Device: device}
+	if s.Admin {
+		r.AdminAccess = ptr.To(true)
+	}
+	if kind.Shared() {
+		r.ShareID, r.ConsumedCapacity = ptr.To(types.UID(fmt.Sprint(len(*results)))), kind.Consumes(s.Asked())
+	}
+	*results = append(*results, r)
+}
+
+// configure adds the configuration of the class of a subrequest.
+func (d *DryRun) configure(s cluster.Subrequest, class *resourceapi.DeviceClass) {
 	for i, config := range class.Spec.Config {
 		d.paths = append(d.paths, field.NewPath("class "+class.Name+": spec", "config").Index(i))
-		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{s.Name},
-			DeviceConfiguration: config.DeviceConfiguration})
+		d.claim.Status.Allocation.Devices.Config = append(d.claim.Status.Allocation.Devices.Config,
+			resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClass,
+				Requests: []string{s.Name}, DeviceConfiguration: config.DeviceConfiguration})
 	}
+}
+
+// allocated returns the claim with its configurations, which are at that path.
+func (d *DryRun) allocated(of []resourceapi.DeviceClaimConfiguration, configs *field.Path) *resourceapi.ResourceClaim {
+	for i, config := range of {
+		d.paths = append(d.paths, configs.Index(i))
+		d.claim.Status.Allocation.Devices.Config = append(d.claim.Status.Allocation.Devices.Config,
+			resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim,
+				Requests: config.Requests, DeviceConfiguration: config.DeviceConfiguration})
+	}
+	return &d.claim
 }
 
 // Plan returns the node's plan with the configurations of the claim, which are at that path. The error is what the node
 // refuses.
 func (d *DryRun) Plan(of []resourceapi.DeviceClaimConfiguration, configs *field.Path) (sharing.Plan, error) {
-	devices := &d.claim.Status.Allocation.Devices
-	for i, config := range of {
-		d.paths = append(d.paths, configs.Index(i))
-		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClaim, Requests: config.Requests,
-			DeviceConfiguration: config.DeviceConfiguration})
-	}
-	results, err := allocation.ResultsAt(&d.claim, d.driver, func(config int) *field.Path { return d.paths[config] })
+	claim := d.allocated(of, configs)
+	results, err := allocation.ResultsAt(claim, d.driver, func(config int) *field.Path { return d.paths[config] })
 	if err != nil {
 		return sharing.Plan{}, err
 	}
 	return sharing.DryRun(results, d.gpus)
 }
 
-// refuses reports whether a node refuses devices of the kind for the subrequest of the claim, whatever else that gets.
-// pod is the one that uses it; nil: not known.
-func refuses(v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim, s cluster.Subrequest,
-	kind *cluster.DeviceKind) bool {
+// dryRun knows what a pod asks for, and what nodes refuse of it.
+type dryRun struct {
+	driver  string
+	pod     *corev1.Pod
+	claims  []*resourceapi.ResourceClaim
+	asked   []*asked
+	kinds   map[*cluster.DeviceKind]int // their numbers
+	refused map[string]bool             // combinations of devices
+	// Something may be refused; of some claims it is not known what.
+	may, unknown bool
+}
+
+// asked is a subrequest of a claim.
+type asked struct {
+	cluster.Subrequest
+	number int
+	claim  *resourceapi.ResourceClaim
+	class  *resourceapi.DeviceClass
+}
+
+// Users choose how many claims their containers use, and how many different sets of devices a pod may get. More are not
+// looked at: nodes do not refuse them.
+const maxUsed, maxDryRuns = 16, 32
+
+// add adds a subrequest.
+func (d *dryRun) add(v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim, s cluster.Subrequest) *asked {
 	class, ok := v.Class(*s.Class)
-	if !ok {
+	if !ok || pod == nil || len(pod.Spec.ResourceClaims) > maxUsed {
+		d.unknown = true
+		return nil
+	}
+	a := &asked{s, len(d.asked), claim, class}
+	d.asked = append(d.asked, a)
+	if d.driver, d.pod = v.Driver(), pod; !slices.Contains(d.claims, claim) {
+		d.claims = append(d.claims, claim)
+	}
+	// A pod with one device, without a configuration and volumes, is never refused.
+	d.may = d.may || s.All() || *s.Count > 1 || len(d.asked) > 1 || len(pod.Spec.Volumes) > 0 ||
+		len(claim.Spec.Devices.Config)+len(class.Spec.Config) > 0
+	d.unknown = d.unknown || cluster.ByIdentity(*s.Selectors) || cluster.ByIdentity(class.Spec.Selectors) ||
+		slices.ContainsFunc(claim.Spec.Devices.Config, func(c resourceapi.DeviceClaimConfiguration) bool {
+			return c.Opaque == nil // SlimClaim has dropped it
+		})
+	return a
+}
+
+// Refuses reports whether the node refuses what Estimate has given out for the demand when the pod is to start.
+func (n *Node) Refuses(demand *Demand) bool {
+	d := &demand.dryRun
+	if !d.may || d.unknown || n.Unsure {
 		return false
 	}
-	d := NewDryRun(v.Driver())
-	d.Give(s, class, kind, min(max(1, *s.Count), 2)) // two behave like many
-	plan, err := d.Plan(claim.Spec.Devices.Config, nil)
-	var invalid *allocation.ConfigError
-	if err != nil || pod == nil {
-		return asRefusal(err) != nil || errors.As(err, &invalid)
+	if d.refused == nil {
+		d.refused, d.kinds = map[string]bool{}, map[*cluster.DeviceKind]int{}
 	}
-	return slices.ContainsFunc(sharing.Users(pod, claim.Name), func(user sharing.User) bool {
-		return plan.CheckContainer(user.Container) != nil
-	})
+	var key []byte
+	for _, t := range n.Takes {
+		kind, known := d.kinds[t.kind]
+		if !known {
+			kind = len(d.kinds)
+			d.kinds[t.kind] = kind
+		}
+		same := slices.IndexFunc(n.Takes, func(o Take) bool { return o.Index == t.Index && o.Device == t.Device })
+		key = fmt.Append(key, t.asked.number, " ", kind, " ", same, ",")
+	}
+	refused, known := d.refused[string(key)]
+	if !known && len(d.refused) < maxDryRuns {
+		refused = d.run(n.Takes)
+		d.refused[string(key)] = refused
+	}
+	return refused
+}
+
+// run reports whether a node refuses these takes.
+func (d *dryRun) run(takes []Take) bool {
+	kinds := map[string]*resourceapi.Device{}
+	var claims []*resourceapi.ResourceClaim
+	for _, of := range d.claims {
+		one := NewDryRun(d.driver)
+		one.claim.Namespace, one.claim.Name = of.Namespace, of.Name
+		for _, t := range takes {
+			if device := cmp.Or(t.Device, t.GPU.Name); t.asked.claim == of {
+				one.add(t.asked.Subrequest, t.kind, device)
+				kinds[device] = &t.kind.Device
+			}
+		}
+		for _, a := range d.asked {
+			if a.claim == of {
+				one.configure(a.Subrequest, a.class)
+			}
+		}
+		claims = append(claims, one.allocated(of.Spec.Devices.Config, nil))
+	}
+	return Refusal(d.pod, claims, func(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
+		return kinds[r.Device]
+	}) != nil
 }

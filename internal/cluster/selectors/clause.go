@@ -272,6 +272,7 @@ func (n Number) alike(with Number) bool {
 	return (n.quantity == nil) == (with.quantity == nil) && (n.version == nil) == (with.version == nil)
 }
 
+// Compare compares numbers of one type, as cmp.Compare does.
 func (n Number) Compare(with Number) int {
 	switch {
 	case n.quantity != nil:

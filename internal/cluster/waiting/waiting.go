@@ -82,7 +82,10 @@ const PauseAnnotation = "gpu.nvidia.com/preemption-pause"
 
 // maxSize is how many bytes of claims and extended resources are kept of a pod: users choose how many there are. Plans
 // and explanations are for 256 claims at most.
-const maxSize = 64 << 10
+const maxSize = 128 << 10
+
+// maxPause is how long a PauseAnnotation may be: users can write it, too.
+const maxPause = 100
 
 // gangs are labels and annotations of pods that schedulers place together: the plugin Coscheduling, Volcano, KAI and
 // YuniKorn.
@@ -105,17 +108,18 @@ func Slim(pod *corev1.Pod) *corev1.Pod {
 		return s
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
-		s.OwnerReferences = []metav1.OwnerReference{*owner}
+		s.OwnerReferences = []metav1.OwnerReference{{UID: owner.UID, Controller: owner.Controller}}
 	}
-	shape, known := pod.Annotations[ShapeAnnotation]
-	if !known {
+	shape := pod.Annotations[ShapeAnnotation]
+	if len(shape) != 2*sha256.Size {
 		shape = shapeOf(pod)
 	}
 	s.Annotations = map[string]string{ShapeAnnotation: shape}
-	if value, ok := pod.Annotations[PauseAnnotation]; ok {
+	if value, ok := pod.Annotations[PauseAnnotation]; ok && len(value) <= maxPause {
 		s.Annotations[PauseAnnotation] = value
 	}
-	s.Spec.SchedulerName, s.Spec.SchedulingGates = pod.Spec.SchedulerName, pod.Spec.SchedulingGates
+	s.Spec.SchedulingGates = pod.Spec.SchedulingGates[:min(1, len(pod.Spec.SchedulingGates))]
+	s.Spec.SchedulerName = pod.Spec.SchedulerName
 	s.Spec.Priority, s.Spec.PreemptionPolicy = pod.Spec.Priority, pod.Spec.PreemptionPolicy
 	s.Spec.SchedulingGroup = pod.Spec.SchedulingGroup
 	if slices.ContainsFunc(gangs, func(key string) bool {

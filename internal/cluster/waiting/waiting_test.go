@@ -79,6 +79,11 @@ func TestSlim(t *testing.T) {
 		"nvidia.com/gpu": resource.MustParse("2")}
 	gang := waits("gang", 1)
 	gang.Labels["scheduling.k8s.io/group-name"] = "g"
+	annotated := waits("annotations and gates", 1)
+	annotated.Annotations = map[string]string{ShapeAnnotation: strings.Repeat("x", 1000),
+		PauseAnnotation: strings.Repeat("x", 1000), "large": strings.Repeat("x", 1000)}
+	annotated.Spec.SchedulingGates = make([]corev1.PodSchedulingGate, 1000)
+	annotated.OwnerReferences = []metav1.OwnerReference{{Name: strings.Repeat("x", 1000), Controller: ptr.To(true)}}
 	for _, row := range []struct {
 		pod  *corev1.Pod
 		want string // claims, containers, the scheduler, whether it is refused, in a group, and has a shape
@@ -87,6 +92,7 @@ func TestSlim(t *testing.T) {
 		{waits("one", 1), "1 0 \"gpu-first\" true false true"},
 		{extended, "0 1 \"gpu-first\" true false true"},
 		{gang, "1 0 \"gpu-first\" true true true"},
+		{annotated, "1 0 \"gpu-first\" false false true"},
 		{waits("256 claims", 256), "256 0 \"gpu-first\" true false true"},
 		{waits("as many as an object can have", 20000), "0 0 \"\" false false false"},
 	} {
@@ -100,6 +106,9 @@ func TestSlim(t *testing.T) {
 		if text := slim.String(); strings.Contains(text, "LARGE") || strings.Contains(text, "0/1 nodes") ||
 			strings.Contains(text, "cpu") || len(slim.Labels) > 0 {
 			t.Errorf("%s: got %s, want no environment, message, CPU and labels", row.pod.Name, text)
+		}
+		if size := slim.Size(); len(slim.Spec.ResourceClaims) < 2 && size > 500 {
+			t.Errorf("%s: got %d bytes, want few", row.pod.Name, size)
 		}
 		if again := Slim(slim); !reflect.DeepEqual(again, slim) {
 			t.Errorf("%s, again: got %+v, want %+v", row.pod.Name, again, slim)

@@ -27,6 +27,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -166,7 +167,7 @@ func (u *Claims) report(ctx context.Context) (last error) {
 		if time.Since(c.created) > feature.EventLifetime {
 			continue
 		}
-		err := u.guard.Do("report claims", func() error { return u.reportOne(ctx, uid, c) })
+		err := guard.Do("report claims", func() error { return u.reportOne(ctx, uid, c) }) // Rounds counts panics
 		last = cmp.Or(err, last)
 	}
 	return last

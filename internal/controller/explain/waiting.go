@@ -62,8 +62,8 @@ var NotAllocated = event.Warning("NotAllocated", "ResourceClaim, Pod",
 //
 // The informers of the controller have only parts of claims, slices and pods without a node, and no nodes. So a round
 // with something to explain reads all objects that an answer needs, page by page, and forgets them afterwards. That is
-// one list of each resource per round, however many claims wait. Meanwhile little of each object is kept: of pods with
-// a node what they request, of devices the attributes that a claim or class reads.
+// one list of each resource per round, however many claims wait. Meanwhile little of each object is kept; of devices
+// the attributes that a claim or class reads.
 type Waiting struct {
 	*feature.Controller
 	reads kubernetes.Interface

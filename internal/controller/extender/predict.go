@@ -73,13 +73,18 @@ func (n *node) reset(devices *cluster.NodeDevices, ahead []fit.Take,
 	}
 }
 
-// predict finds the devices that the pod gets on the node, as Estimate does, with scores. ok is false also if the node
-// would refuse them.
+// refused is added to the rank where the node refuses the devices when the pod is to start: such a node comes last.
+const refused = 1 << 20
+
+// predict finds the devices that the pod gets on the node, as Estimate does, with scores.
 func (n *node) predict(d *fit.Demand) (rank int, ok bool) {
 	rank, ok = n.Estimate(d)
 	n.scores = n.scores[:0]
 	for _, t := range n.Takes {
 		n.scores = append(n.scores, placement.Take{GPU: t.Index, Amount: t.Amount})
 	}
-	return rank, ok && !n.Refuses()
+	if ok && n.Refuses(d) {
+		rank += refused
+	}
+	return rank, ok
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,8 +26,7 @@ const pageSize = 500
 // read returns what plans need of the cluster, with little of each object.
 func (p *Preemptor) read(ctx context.Context, now time.Time) (*cluster.Snapshot, why.PreemptOptions, error) {
 	s := why.Read(ctx, read.Reader{Client: p.reads, PageSize: pageSize,
-		Slim: func() func(runtime.Object) runtime.Object { return waiting.SlimObject }}, metav1.NamespaceAll,
-		why.Manifest{})
+		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}, metav1.NamespaceAll, why.Manifest{})
 	single := map[string]bool{} // of the groups that were read
 	options := why.PreemptOptions{Now: now, Single: func(namespace, group string) bool {
 		if known, ok := single[namespace+"/"+group]; ok {
@@ -118,4 +118,12 @@ func after(s *cluster.Snapshot, h *hold, plan *why.Preemption, now time.Time) *c
 		next.Pods[i] = &changed
 	}
 	return &next
+}
+
+// slimObject keeps what a plan needs of an object other than a slice: of a claim with devices, only these.
+func slimObject(o runtime.Object) runtime.Object {
+	if claim, ok := o.(*resourceapi.ResourceClaim); ok && claim.Status.Allocation != nil {
+		claim.Spec, claim.Status.Devices = resourceapi.ResourceClaimSpec{}, nil
+	}
+	return waiting.SlimObject(o)
 }

@@ -96,8 +96,8 @@ func (r *Retrier) fits(ctx context.Context, s *shape) (found bool) {
 	r.view.Nodes(slices.Collect(maps.Keys(nodes)), func(_ int, devices *cluster.NodeDevices) {
 		if !found && ctx.Err() == nil {
 			r.node.Reset(devices, nil)
-			_, fits := r.node.Estimate(&d)
-			found = fits && !r.node.Refuses() || r.node.Unsure
+			_, found = r.node.Estimate(&d)
+			found = found || r.node.Unsure
 		}
 	})
 	return found
