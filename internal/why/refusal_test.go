@@ -247,7 +247,7 @@ func TestAdviceOnManyNodesThatRefuse(t *testing.T) {
 			t.Fatal("no room")
 		}
 	}
-	c := claim(t, "a", gpus(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName ==` +
+	c := claim(t, "a", gpus(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName ==`+
 		` 'x'"}}]`))
 	configured(c, `{"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "100Gi"}}`)
 	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))

@@ -23,6 +23,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/portforward"
@@ -59,21 +60,20 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	}
 	running := start(patient)
 	s.waitScores(t, port, secret)
-	ask := func(name string, share bool, tolerations ...resourceapi.DeviceToleration) *resourceapi.ResourceClaim {
+	claim := func(name string, share bool, tolerations ...resourceapi.DeviceToleration) *resourceapi.ResourceClaim {
 		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", Tolerations: tolerations}
 		if share {
 			amounts := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}
 			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: amounts}
 		}
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
+		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
 			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exactly}}}}}
-		s.must(t, s.Create(t.Context(), claim))
-		return claim
 	}
 	place := func(name string, share bool,
 		tolerations ...resourceapi.DeviceToleration) resourceapi.DeviceRequestAllocationResult {
-		claim := ask(name, share, tolerations...)
+		claim := claim(name, share, tolerations...)
+		s.must(t, s.Create(t.Context(), claim))
 		pod := s.pod(t, ns, name, withClaim(name), func(p *corev1.PodSpec) { p.SchedulerName = profile })
 		_, err := s.WaitPod(t.Context(), soon, pod, "placed",
 			func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
@@ -118,7 +118,15 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	if most := slices.Max(counts); idle[whole.Pool] == most && slices.Min(counts) < most {
 		t.Errorf("a whole GPU: got one of %s; want one of a node with fewer idle GPUs: %v", whole.Pool, idle)
 	}
-	ask("misspelt", true)
+	// A limit that only the largest GPUs have: on other nodes the pod would get a GPU and never start.
+	limited := claim("limited", false)
+	limited.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.
+		DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.nvidia.com",
+		Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+			"sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "60Gi"}}}`)}}}}}
+	s.must(t, s.Create(t.Context(), limited))
+	s.running(t, s.pod(t, ns, "limited", withClaim("limited"), func(p *corev1.PodSpec) { p.SchedulerName = profile }))
+	s.must(t, s.Create(t.Context(), claim("misspelt", true)))
 	misspelt := s.pod(t, ns, "misspelt", withClaim("misspelt"), func(p *corev1.PodSpec) {
 		p.SchedulerName, p.SchedulingGates = profile, []corev1.PodSchedulingGate{{Name: "e2e.example.com/annotation"}}
 	})
