@@ -260,3 +260,22 @@ func TestAdviceOnManyNodesThatRefuse(t *testing.T) {
 		t.Errorf("got:\n%swant a change, and the note", got[:min(len(got), 2000)])
 	}
 }
+
+// Defragmentation moves no pod to a node that would refuse it.
+func TestDefragMovesNothingToANodeThatRefuses(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		s := twoIsolations(t)
+		if !run(t, s, "a", "ReplicaSet", "free/0 5Gi") || !run(t, s, "b", "ReplicaSet", "mps/0 5Gi") {
+			t.Fatal("no room")
+		}
+		p := s.Pods[0]
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "a-0"}}
+		if refuses {
+			hostMemory(p)
+		}
+		plan, err := Defrag(t.Context(), s, DefragOptions{Drivers: []string{driver}, Node: "free"})
+		if err != nil || (len(plan.Frees) == 0) != refuses {
+			t.Errorf("the other node refuses the pod: %t: got %+v, %v", refuses, plan, err)
+		}
+	}
+}

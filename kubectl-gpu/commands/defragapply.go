@@ -139,7 +139,7 @@ func (m *mover) move(ctx context.Context, move why.PodMove) error {
 // evict evicts the pod when its PodDisruptionBudgets allow that. gone means that it had ended by itself.
 func (m *mover) evict(ctx context.Context, move why.PodMove) (gone bool, err error) {
 	for first := true; ; first = false {
-		outcome, err := evict.Pod(ctx, m.client.CoreV1().Pods(move.Namespace), move.Namespace, move.Pod, move.UID)
+		outcome, err := evict.Pod(ctx, m.client.CoreV1(), move.Namespace, move.Pod, move.UID)
 		switch {
 		case outcome == evict.Evicted:
 			fmt.Fprintf(m.out, "%s/%s: evicted\n", move.Namespace, move.Pod)

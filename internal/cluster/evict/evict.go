@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package evict ends pods. Of the product, only it asks for evictions or deletes pods, so that each way knows what an
-// API server may answer.
+// Package evict ends pods. Of the product, only it asks for evictions, so that what an API server may answer is known
+// once.
 package evict
 
 import (
@@ -33,9 +33,10 @@ const (
 )
 
 // Pod asks the API server to evict the pod of that UID. The error says why it is not evicted, unless it has ended.
-func Pod(ctx context.Context, pods corev1client.PodInterface, namespace, name string, uid types.UID,
+func Pod(ctx context.Context, pods corev1client.PodsGetter, namespace, name string, uid types.UID,
 	dryRun ...string) (Outcome, error) {
-	err := pods.EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+	of := pods.Pods(namespace)
+	err := of.EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun, Preconditions: &metav1.Preconditions{UID: &uid}}})
 	switch {
 	case err == nil:
@@ -49,7 +50,7 @@ func Pod(ctx context.Context, pods corev1client.PodInterface, namespace, name st
 	case !apierrors.IsConflict(err):
 		return 0, err
 	}
-	switch pod, getErr := pods.Get(ctx, name, metav1.GetOptions{}); { // or it was changed at the same time
+	switch pod, getErr := of.Get(ctx, name, metav1.GetOptions{}); { // or it was changed at the same time
 	case apierrors.IsNotFound(getErr), getErr == nil && pod.UID != uid:
 		return Ended, nil
 	case getErr != nil:
@@ -76,8 +77,9 @@ func isDenied(err error) bool {
 
 // Delete ends the pod whatever its budgets say, as the device taint eviction of Kubernetes does: it sets the condition
 // DisruptionTarget and deletes the pod.
-func Delete(ctx context.Context, pods corev1client.PodInterface, name string, uid types.UID, reason,
+func Delete(ctx context.Context, pods corev1client.PodsGetter, namespace, name string, uid types.UID, reason,
 	message string) (Outcome, error) {
+	of := pods.Pods(namespace)
 	disrupted, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": uid}, // of no other pod of the name
 		"status": map[string]any{"conditions": []corev1.PodCondition{{Type: corev1.DisruptionTarget,
@@ -86,9 +88,9 @@ func Delete(ctx context.Context, pods corev1client.PodInterface, name string, ui
 	if err != nil {
 		return 0, err
 	}
-	_, err = pods.Patch(ctx, name, types.StrategicMergePatchType, disrupted, metav1.PatchOptions{}, "status")
+	_, err = of.Patch(ctx, name, types.StrategicMergePatchType, disrupted, metav1.PatchOptions{}, "status")
 	if err == nil {
-		err = pods.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		err = of.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 	}
 	switch {
 	case err == nil:

@@ -66,7 +66,7 @@ func TestPod(t *testing.T) {
 			}
 			return true, nil, row.answer
 		})
-		got, err := Pod(t.Context(), api.CoreV1().Pods("ns"), "ns", "p", "u", metav1.DryRunAll)
+		got, err := Pod(t.Context(), api.CoreV1(), "ns", "p", "u", metav1.DryRunAll)
 		if got != row.want || (err != nil) != row.failed {
 			t.Errorf("%s: got the outcome %d, %v; want %d, an error: %t", row.name, got, err, row.want, row.failed)
 		}
@@ -94,7 +94,7 @@ func TestDelete(t *testing.T) {
 			err := row.fails[a.GetVerb()]
 			return err != nil, nil, err
 		})
-		got, err := Delete(t.Context(), api.CoreV1().Pods("ns"), "p", "u", "Reason", "text")
+		got, err := Delete(t.Context(), api.CoreV1(), "ns", "p", "u", "Reason", "text")
 		if got != row.want || !errors.Is(err, row.err) {
 			t.Errorf("%s: got the outcome %d, %v; want %d, %v", row.name, got, err, row.want, row.err)
 		}

@@ -31,7 +31,7 @@ type Demand struct {
 	tooMany bool   // devices for a claim
 	driver  string // for names of attributes
 
-	dryRun dryRun
+	refusals refusals
 }
 
 // Request is a request for devices. The scheduler takes the first alternative that fits.
@@ -64,7 +64,7 @@ func (d *Demand) Add(ctx context.Context, v *cluster.View, pod *corev1.Pod, clai
 			if least = min(least, max(1, *s.Count)); !a.Foreign {
 				ours = true
 				a.All, a.Count, a.Tolerations = s.All(), max(1, *s.Count), *s.Tolerations
-				a.asked = d.dryRun.add(v, pod, claim, s)
+				a.asked = d.refusals.add(v, pod, claim, s)
 				a.Takes = map[*cluster.DeviceKind][]int64{}
 				for _, k := range v.Accepted(ctx, s) {
 					a.Takes[k] = k.Takes(s.Asked())

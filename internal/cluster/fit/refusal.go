@@ -4,6 +4,7 @@ package fit
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -192,8 +193,8 @@ func (d *DryRun) Plan(of []resourceapi.DeviceClaimConfiguration, configs *field.
 	return sharing.DryRun(results, d.gpus)
 }
 
-// dryRun knows what a pod asks for, and what nodes refuse of it.
-type dryRun struct {
+// refusals know what a pod asks for, and what nodes refuse of it.
+type refusals struct {
 	driver  string
 	pod     *corev1.Pod
 	claims  []*resourceapi.ResourceClaim
@@ -217,7 +218,8 @@ type asked struct {
 const maxUsed, maxDryRuns = 16, 32
 
 // add adds a subrequest.
-func (d *dryRun) add(v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim, s cluster.Subrequest) *asked {
+func (d *refusals) add(v *cluster.View, pod *corev1.Pod, claim *resourceapi.ResourceClaim,
+	s cluster.Subrequest) *asked {
 	class, ok := v.Class(*s.Class)
 	if !ok || pod == nil || len(pod.Spec.ResourceClaims) > maxUsed {
 		d.unknown = true
@@ -240,7 +242,7 @@ func (d *dryRun) add(v *cluster.View, pod *corev1.Pod, claim *resourceapi.Resour
 
 // Refuses reports whether the node refuses what Estimate has given out for the demand when the pod is to start.
 func (n *Node) Refuses(demand *Demand) bool {
-	d := &demand.dryRun
+	d := &demand.refusals
 	if !d.may || d.unknown || n.Unsure {
 		return false
 	}
@@ -255,7 +257,9 @@ func (n *Node) Refuses(demand *Demand) bool {
 			d.kinds[t.kind] = kind
 		}
 		same := slices.IndexFunc(n.Takes, func(o Take) bool { return o.Index == t.Index && o.Device == t.Device })
-		key = fmt.Append(key, t.asked.number, " ", kind, " ", same, ",")
+		for _, number := range []int{t.asked.number, kind, same} {
+			key = binary.AppendUvarint(key, uint64(number))
+		}
 	}
 	refused, known := d.refused[string(key)]
 	if !known && len(d.refused) < maxDryRuns {
@@ -266,7 +270,7 @@ func (n *Node) Refuses(demand *Demand) bool {
 }
 
 // run reports whether a node refuses these takes.
-func (d *dryRun) run(takes []Take) bool {
+func (d *refusals) run(takes []Take) bool {
 	kinds := map[string]*resourceapi.Device{}
 	var claims []*resourceapi.ResourceClaim
 	for _, of := range d.claims {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package waiting follows the pods that wait for a node and ask for devices: one watch and one copy of each pod for all
-// that do something about them. It also reads the rest of the cluster for those that plan or explain.
+// that do something about them. It also says what those that plan or explain keep of other objects.
 package waiting
 
 import (

@@ -168,7 +168,7 @@ func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
 	if err := e.tell(ctx, pod, "deleted: "+why); err != nil { // a quota or a policy may forbid events for ever
 		log.FromContext(ctx).Error(err, "The eviction has no event", "pod", due.pod)
 	}
-	outcome, err := evict.Delete(ctx, e.pods.Pods(pod.Namespace), pod.Name, due.uid, "DeletionByGPUDriver",
+	outcome, err := evict.Delete(ctx, e.pods, pod.Namespace, pod.Name, due.uid, "DeletionByGPUDriver",
 		"NoExecute taint of a GPU: "+why)
 	if outcome != evict.Evicted {
 		return err

@@ -271,7 +271,7 @@ func (e *evictor) warn(ctx context.Context, pod *corev1.Pod, text, label string,
 
 // evict evicts the pod, unless a PodDisruptionBudget forbids it.
 func (e *evictor) evict(ctx context.Context, pod *corev1.Pod, unused string) error {
-	outcome, err := evict.Pod(ctx, e.pods.Pods(pod.Namespace), pod.Namespace, pod.Name, pod.UID)
+	outcome, err := evict.Pod(ctx, e.pods, pod.Namespace, pod.Name, pod.UID)
 	switch {
 	case err != nil:
 		return fmt.Errorf("evict: %w", err)

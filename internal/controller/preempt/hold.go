@@ -338,7 +338,7 @@ func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits b
 
 // evictPod asks the API server to evict a pod.
 func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) (evict.Outcome, error) {
-	outcome, err := evict.Pod(ctx, p.reads.CoreV1().Pods(v.Namespace), v.Namespace, v.Name, v.UID, dryRun...)
+	outcome, err := evict.Pod(ctx, p.reads.CoreV1(), v.Namespace, v.Name, v.UID, dryRun...)
 	if err != nil {
 		err = fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
 	}
