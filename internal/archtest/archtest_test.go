@@ -99,13 +99,21 @@ var allowed = map[string][]string{
 
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
-	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
+	// The model of the cluster, for the controller and for the plugin of kubectl. Only evict, read and waiting have a
+	// client.
 	"internal/cluster":           {"internal/remote", "pkg/gpu"},
 	"internal/cluster/read":      {"internal/cluster"},
 	"internal/cluster/selectors": {"pkg/inventory", "pkg/nearest"},
 	"internal/cluster/evict":     {},
 	"internal/cluster/waiting":   {"internal/cluster"},
 	"internal/cluster/fit":       {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
+	// It asks the node's own plan what a node would refuse. What is built on it is answers, advice and moves.
+	"internal/cluster/schedule": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read",
+		"internal/cluster/selectors", "internal/remote", "pkg/nearest", "pkg/sharing"},
+	"internal/cluster/advice": {"internal/cluster", "internal/cluster/fit", "internal/cluster/schedule",
+		"internal/cluster/selectors", "pkg/nearest"},
+	"internal/cluster/moves": {"internal/cluster", "internal/cluster/fit", "internal/cluster/schedule",
+		"internal/cluster/selectors", "pkg/gpu"},
 
 	// The controller.
 	"internal/controller/certificate": {},
@@ -124,6 +132,7 @@ var allowed = map[string][]string{
 		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/explain": {"internal/cluster", "internal/cluster/waiting", "internal/cluster/read",
+		"internal/cluster/schedule",
 		"internal/controller/admission",
 		"internal/controller/feature", "internal/controller/metrics", "internal/controller/strongest",
 		"internal/event", "internal/guard", "internal/why", "pkg/gpu"},
@@ -139,7 +148,7 @@ var allowed = map[string][]string{
 	"internal/controller/preempt": {"internal/cluster", "internal/cluster/waiting", "internal/cluster/evict",
 		"internal/cluster/read",
 		"internal/controller/feature",
-		"internal/controller/metrics", "internal/event", "internal/why"},
+		"internal/controller/metrics", "internal/event", "internal/cluster/moves", "internal/cluster/schedule"},
 	"internal/controller/quota": {"internal/cluster", "internal/controller/feature", "internal/controller/metrics"},
 	"internal/controller/retry": {"internal/cluster", "internal/cluster/waiting", "internal/cluster/fit",
 		"internal/controller/feature",
@@ -160,11 +169,10 @@ var allowed = map[string][]string{
 		"pkg/api", "pkg/gpu", "pkg/sharing"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
-	// It asks the node's own plan what a node would refuse.
-	"internal/why": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read", "internal/cluster/selectors",
-		"internal/remote", "pkg/gpu", "pkg/nearest", "pkg/sharing"},
-	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/evict", "internal/cluster/read",
-		"internal/guard", "internal/nodetemplate",
+	"internal/why": {"internal/cluster", "internal/cluster/advice", "internal/cluster/fit", "internal/cluster/schedule",
+		"internal/cluster/selectors", "internal/remote", "pkg/nearest", "pkg/sharing"},
+	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/evict", "internal/cluster/moves",
+		"internal/cluster/read", "internal/cluster/schedule", "internal/guard", "internal/nodetemplate",
 		"internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
 		"pkg/nodeconfig"},
@@ -176,9 +184,11 @@ var allowed = map[string][]string{
 	"simulator/smi":         {"pkg/hwprofile", "simulator/node"},
 	"simulator/simctl":      {"pkg/hwprofile", "simulator", "simulator/node"},
 	"simulator/clustertest": {"internal/cluster", "pkg/gpu", "pkg/inventory", "simulator/simtest"},
-	"simulator/simtest":     {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
-	"simulator/mps":         {"simulator/node"},
-	"simulator/cuda":        {"simulator/mps", "simulator/node"},
+	"simulator/fleettest": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read",
+		"internal/cluster/selectors", "pkg/gpu", "simulator/clustertest"},
+	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
+	"simulator/mps":     {"simulator/node"},
+	"simulator/cuda":    {"simulator/mps", "simulator/node"},
 	// The simulator behind NVML's C interface, for programs of others.
 	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding", "simulator/smi"},
 	"simulator/libnvml/binding": {},
@@ -218,8 +228,8 @@ var onlyIn = map[string][]string{
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
-	// One package asks Kubernetes' allocator.
-	"k8s.io/dynamic-resource-allocation/structured": {"internal/cluster/fit"},
+	// One package asks Kubernetes' allocator; so do tests that judge what is built on it.
+	"k8s.io/dynamic-resource-allocation/structured": {"internal/cluster/fit", "simulator/fleettest"},
 	"k8s.io/kubernetes/":                            {},
 	"github.com/opencontainers":                     {},
 }

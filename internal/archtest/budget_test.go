@@ -179,6 +179,23 @@ func TestBudget(t *testing.T) {
 	}
 }
 
+// TestClusterPackages: who works on one package of the cluster's part can read it in a day.
+func TestClusterPackages(t *testing.T) {
+	const most = 2500
+	larger := map[string]int{"internal/cluster": 2950} // the model: what a claim asks for is to be a package of its own
+	folders, err := count("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for folder, of := range folders {
+		for _, part := range []string{"internal/cluster", "internal/controller", "internal/why"} {
+			if bound := max(most, larger[folder]); strings.HasPrefix(folder+"/", part+"/") && of[0] > bound {
+				t.Errorf("%s has %d lines of Go, more than %d", folder, of[0], bound)
+			}
+		}
+	}
+}
+
 // What is counted, and what raises a sum.
 func TestCount(t *testing.T) {
 	dir := t.TempDir()

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package why explains why a pod or a ResourceClaim is not scheduled, and finds the smallest change with which it would
-// be. It asks the scheduler's own allocator about a snapshot of the cluster. It has no client.
 package why
 
 import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // Outcome is the state of the pod or claim.
@@ -40,9 +41,9 @@ type Answer struct {
 	Cause string `json:"cause"`
 	// Change is the smallest set of changes with which it would be scheduled now. If it is empty and the outcome is
 	// Waits, no change was found.
-	Change []Change `json:"change,omitempty"`
+	Change []advice.Change `json:"change,omitempty"`
 	// Alternatives are other sets of changes of the same number.
-	Alternatives [][]Change `json:"alternatives,omitempty"`
+	Alternatives [][]advice.Change `json:"alternatives,omitempty"`
 	// Requests say what each request of a claim loses, in the order of the claims.
 	Requests []RequestLosses `json:"requests,omitempty"`
 	// Nodes says how many nodes there are, and which the pod excludes.
@@ -57,37 +58,9 @@ type Answer struct {
 	// Notes are what the answer does not cover.
 	Notes []string `json:"notes,omitempty"`
 
-	placements []placement // if the outcome is Fits
-	unless     string      // what the change does not consider
-	search     *search     // for tests
-}
-
-// ChangeKind is what a change does.
-type ChangeKind string
-
-// The kinds of changes, in the order in which they are preferred.
-const (
-	Correct        ChangeKind = "Correct"        // the name or the value that was likely meant
-	Guard          ChangeKind = "Guard"          // test for an attribute before it is used
-	RelaxClause    ChangeKind = "RelaxClause"    // another limit in a clause of an expression
-	LowerCapacity  ChangeKind = "LowerCapacity"  // a smaller amount in capacity.requests
-	LowerCount     ChangeKind = "LowerCount"     // fewer devices
-	Wait           ChangeKind = "Wait"           // until another claim has ended
-	DropConstraint ChangeKind = "DropConstraint" // without a constraint
-	DropCapacity   ChangeKind = "DropCapacity"   // without an entry of capacity.requests
-	DropClause     ChangeKind = "DropClause"     // without a clause of an expression
-	Tolerate       ChangeKind = "Tolerate"       // a toleration of a device's taint
-	UseClass       ChangeKind = "UseClass"       // another device class
-	ChangePod      ChangeKind = "ChangePod"      // node selector, affinity, tolerations or resources of the pod
-)
-
-// Change is one change of a claim or pod, or one claim to wait for.
-type Change struct {
-	Kind ChangeKind `json:"kind"`
-	// In is the object to change, such as "ResourceClaimTemplate ns/name". For Wait, it is the claim to wait for.
-	In      string `json:"in"`
-	Request string `json:"request,omitempty"`
-	Text    string `json:"text"`
+	placements []schedule.Placement // if the outcome is Fits
+	unless     string               // what the change does not consider
+	search     *advice.Search       // for tests
 }
 
 // RequestLosses says what a request, or an alternative of one, loses.
@@ -103,24 +76,10 @@ type RequestLosses struct {
 	Wanted        int64 `json:"wanted,omitempty"` // 0: all devices of a node
 }
 
-// LossKind is why a device is excluded.
-type LossKind string
-
-// The reasons, in the order in which they are checked.
-const (
-	LostIncomplete LossKind = "IncompletePool"
-	LostClass      LossKind = "Class"
-	LostClause     LossKind = "Clause"
-	LostError      LossKind = "ExpressionError"
-	LostTaint      LossKind = "Taint"
-	LostCapacity   LossKind = "Capacity"
-	LostHeld       LossKind = "Held"
-)
-
 // Loss is how many devices one reason excludes.
 type Loss struct {
-	Kind   LossKind `json:"kind"`
-	Detail string   `json:"detail"`
+	Kind   schedule.LossKind `json:"kind"`
+	Detail string            `json:"detail"`
 	// Devices count those for which it is the first reason, on that many nodes.
 	Devices int `json:"devices"`
 	Nodes   int `json:"nodes"`

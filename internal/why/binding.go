@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // bindingTimeout is how long the scheduler waits for binding conditions after the allocation, unless its configuration
@@ -75,7 +77,7 @@ func Bindings(claim *resourceapi.ResourceClaim) []Binding {
 }
 
 // bindings returns the devices of the claim that keep pods from their node, with the node.
-func (c *index) bindings(claim *resourceapi.ResourceClaim) []Binding {
+func (c *explainer) bindings(claim *resourceapi.ResourceClaim) []Binding {
 	all := Bindings(claim)
 	for i := range all {
 		all[i].Node = c.onlyNode(claim.Status.Allocation.NodeSelector)
@@ -84,13 +86,13 @@ func (c *index) bindings(claim *resourceapi.ResourceClaim) []Binding {
 }
 
 // onlyNode returns the node that the selector matches, or "" if there are several.
-func (c *index) onlyNode(selector *corev1.NodeSelector) string {
+func (c *explainer) onlyNode(selector *corev1.NodeSelector) string {
 	if selector == nil {
 		return ""
 	}
 	found := ""
-	for _, node := range c.nodes {
-		if ok, err := matches(selector, node); err != nil || !ok {
+	for _, node := range c.AllNodes {
+		if ok, err := schedule.MatchesNode(selector, node); err != nil || !ok {
 			continue
 		}
 		if found != "" {
@@ -103,16 +105,16 @@ func (c *index) onlyNode(selector *corev1.NodeSelector) string {
 
 // podBindings returns the devices for which the scheduler waits before it binds the pod. reserved says that it has
 // chosen the node: then nothing else keeps the pod from it.
-func (c *index) podBindings(w *workload) (all []Binding, reserved bool) {
-	if len(w.claims) > 0 {
+func (c *explainer) podBindings(w *schedule.Workload) (all []Binding, reserved bool) {
+	if len(w.Claims) > 0 {
 		return nil, false // the scheduler allocates all claims first
 	}
-	for _, claim := range w.allocated {
+	for _, claim := range w.Allocated {
 		for _, b := range c.bindings(claim) {
-			b.Node = cmp.Or(b.Node, w.pod.Status.NominatedNodeName)
+			b.Node = cmp.Or(b.Node, w.Pod.Status.NominatedNodeName)
 			all = append(all, b)
 		}
-		reserved = reserved || resourceclaim.IsReservedForPod(w.pod, claim, true)
+		reserved = reserved || resourceclaim.IsReservedForPod(w.Pod, claim, true)
 	}
 	return all, reserved && len(all) > 0
 }
@@ -122,7 +124,7 @@ func (r *Answer) waitsFor(devices []Binding, subject, holder string) {
 	r.Outcome, r.Places, r.Binding = Waits, nil, devices
 	r.Cause = fmt.Sprintf("%s waits: %s has %s", subject, holder, devices[0].text())
 	if n := len(devices) - 1; n > 0 {
-		r.Cause += fmt.Sprintf("; %d more %s not ready", n, plural(n, "device is", "devices are"))
+		r.Cause += fmt.Sprintf("; %d more %s not ready", n, schedule.Plural(n, "device is", "devices are"))
 	}
 }
 

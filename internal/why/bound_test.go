@@ -4,13 +4,13 @@ package why
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -66,8 +66,8 @@ func TestMostOfTwoRequests(t *testing.T) {
 func TestSlow(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
-	defer func(ask, change time.Duration) { askTimeout, changeTimeout = ask, change }(askTimeout, changeTimeout)
-	askTimeout, changeTimeout = time.Nanosecond, time.Nanosecond
+	defer func(before schedule.Limits) { limits = before }(limits)
+	limits.Ask, limits.Change = time.Nanosecond, time.Nanosecond
 	r, err := Claim(t.Context(), s, "ns", "c")
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +80,9 @@ func TestSlow(t *testing.T) {
 
 // The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
 func TestSlowCause(t *testing.T) {
-	defer func(ask time.Duration, asked int) { askTimeout, searchAsked = ask, asked }(askTimeout, searchAsked)
-	askTimeout, searchAsked = 500*time.Millisecond, 1
+	defer func(before schedule.Limits, asked int) { limits, advice.SearchAsked = before, asked }(limits,
+		advice.SearchAsked)
+	limits.Ask, advice.SearchAsked = 500*time.Millisecond, 1
 	explain := func(kinds int) (*Answer, time.Duration) {
 		var nodes []clustertest.SimNode
 		for i := range kinds {
@@ -114,34 +115,5 @@ func TestSlowCause(t *testing.T) {
 		"did not say in time whether any of them has the devices"
 	if r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)
-	}
-}
-
-// The allocator gives no request more devices than the bound says.
-func TestMostIsBound(t *testing.T) {
-	for seed := range uint64(60) {
-		r := rand.New(rand.NewPCG(seed, 0))
-		s := randomFleet(t, r)
-		fill(t, r, s)
-		c := claim(t, "c", requests("[{name: r, exactly: {"+randomRequest(r, false)+"}}]"))
-		p := cluster.Subrequests(&c.Spec)[0]
-		if p.All() || *p.Capacity != nil {
-			continue
-		}
-		q := newQuestion(t.Context(), newIndex(s), &workload{claims: append(s.Claims[:0:0], c),
-			origins: make([]origin, 1)})
-		for _, at := range q.groups {
-			most, err := q.most(at, at.held, p)
-			if err != nil {
-				continue
-			}
-			*p.Count = most + 1
-			one := *s
-			one.Nodes = append(s.Nodes[:0:0], at.node)
-			if on, _, err := judge(t, &one, nil, c); err == nil && on != "" {
-				t.Errorf("seed %d: the bound of node %s is %d, and the allocator gives more: %+v", seed, on, most,
-					c.Spec)
-			}
-		}
 	}
 }

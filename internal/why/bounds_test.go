@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -41,7 +42,7 @@ func TestNoNodesKnown(t *testing.T) {
 func TestNamesWithQuotes(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
 	for _, name := range []string{`{{ .Values.name | default "trainer" }}`, `x","outcome":"Waits","cause":"\`, "a\nb",
-		placeholder(1)} {
+		"\uE0001\uE000"} {
 		c := claim(t, name, gpus(""))
 		for _, r := range Fit(t.Context(), s, Manifest{Pods: []*corev1.Pod{pod(name, c)},
 			Claims: []*resourceapi.ResourceClaim{c}}) {
@@ -140,8 +141,8 @@ func TestTooLarge(t *testing.T) {
 			t.Errorf("%s: got %s, %.200q, want %q", row.name, r.Outcome, r.Cause, row.want)
 		}
 	}
-	defer func(before int) { maxCandidates = before }(maxCandidates)
-	maxCandidates = 10
+	defer func(before schedule.Limits) { limits = before }(limits)
+	limits.Candidates = 10
 	r, _ := explained(t.Context(), t, Options{}, selectorsOf(1, 1, func(int) string { return "false" }))
 	if want := "pod p waits, and is not explained: it asks for too much to compare with all devices"; r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -90,20 +91,20 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var listed []ChangeKind
+	var listed []advice.ChangeKind
 	for line := range strings.Lines(string(page)) {
 		if kind, ok := strings.CutPrefix(line, "| `"); ok {
 			kind, _, _ = strings.Cut(kind, "`")
-			listed = append(listed, ChangeKind(kind))
+			listed = append(listed, advice.ChangeKind(kind))
 		}
 	}
-	if !slices.Equal(listed, kinds) {
-		t.Errorf("the page lists %v, want %v", listed, kinds)
+	if !slices.Equal(listed, advice.Kinds) {
+		t.Errorf("the page lists %v, want %v", listed, advice.Kinds)
 	}
 	words := strings.Join(strings.Fields(string(page)), " ")
-	for _, limit := range []string{fmt.Sprintf("%d,%03d questions", searchAsked/1000, searchAsked%1000),
-		fmt.Sprintf("%.0f s,", searchTimeout.Seconds()),
-		fmt.Sprintf("%d kinds of nodes", maxGroups)} {
+	for _, limit := range []string{fmt.Sprintf("%d,%03d questions", advice.SearchAsked/1000, advice.SearchAsked%1000),
+		fmt.Sprintf("%.0f s,", advice.SearchTimeout.Seconds()),
+		fmt.Sprintf("%d kinds of nodes", advice.MaxGroups)} {
 		if !strings.Contains(words, limit) {
 			t.Errorf("the page lacks %q", limit)
 		}

@@ -69,24 +69,9 @@ func TestEqualPods(t *testing.T) {
 					t.Errorf("got\n%s\nwant\n%s", got, want)
 				}
 			}
-			if got, repeated := len(all.index.answers), all.Repeated(); got != row.want || repeated != 2-row.want {
+			if got, repeated := len(all.answers), all.Repeated(); got != row.want || repeated != 2-row.want {
 				t.Errorf("got %d answers, %d of them again, want %d and %d", got, repeated, row.want, 2-row.want)
 			}
 		})
-	}
-}
-
-// Claims that differ by the pod that they keep devices for are equal.
-func TestEqualTokens(t *testing.T) {
-	keys := map[string]bool{}
-	for _, name := range []string{"a", "b"} {
-		c := claim(t, name, gpus(", tolerations: [{key: gpu.nvidia.com/preemption, operator: Equal, value: "+name+
-			", effect: NoSchedule}]"))
-		w := &workload{claims: []*resourceapi.ResourceClaim{c}, origins: make([]origin, 1)}
-		_, _, key, _ := w.anonymous("claim " + name)
-		keys[key] = true
-	}
-	if len(keys) != 1 {
-		t.Errorf("got the keys %v, want one", keys)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/fleettest"
 )
 
 // holdExtended gives the pod the claim that the scheduler makes for its extended resources, with the first GPUs of the
@@ -22,7 +23,7 @@ func holdExtended(t *testing.T, pod *corev1.Pod, node string, count int) *resour
 	c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 	c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true)}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
-	for _, s := range slicesOf(t, clustertest.SimNode{Name: node, Profile: "t4-x2", Use: exclusive}) {
+	for _, s := range fleettest.SlicesOf(t, clustertest.SimNode{Name: node, Profile: "t4-x2", Use: exclusive}) {
 		for _, d := range s.Spec.Devices {
 			if s.Spec.Pool.Name == node && len(c.Status.Allocation.Devices.Results) < count {
 				c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,

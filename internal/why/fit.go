@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // Manifest is what somebody is about to create.
@@ -42,10 +43,10 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	for _, template := range m.Templates {
 		with.Templates = replace(with.Templates, template)
 	}
-	c := newIndex(&with)
+	c := newExplainer(&with)
 	for _, claim := range m.Claims {
-		_, exists := find(s.Claims, claim.Namespace, claim.Name)
-		c.planned[claim.Namespace+"/"+claim.Name] = !exists
+		_, exists := schedule.Find(s.Claims, claim.Namespace, claim.Name)
+		c.Planned[claim.Namespace+"/"+claim.Name] = !exists
 	}
 	var all []*Answer
 	used, refusals := map[string]bool{}, m.refusals(s)
@@ -84,10 +85,10 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		if used["claim "+of.Namespace+"/"+of.Name] {
 			continue
 		}
-		claim, _ := find(c.Claims, of.Namespace, of.Name)
-		o := c.originOf(claim)
+		claim, _ := schedule.Find(c.Claims, of.Namespace, of.Name)
+		o := c.OriginOf(claim)
 		r := newAnswer("ResourceClaim", &claim.ObjectMeta)
-		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, o.label)
+		explain(ctx, c, schedule.OfClaim(claim, o), r, o.Label)
 		r.refuse("", refusals, "claim "+of.Namespace+"/"+of.Name)
 		all = append(all, r)
 	}
@@ -95,11 +96,11 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		if used["template "+template.Namespace+"/"+template.Name] {
 			continue
 		}
-		claim := claimOf(template, template.Name)
+		claim := schedule.ClaimOf(template, template.Name)
 		label := "a claim of template " + template.Name
-		o := origin{label: label, object: "ResourceClaimTemplate " + template.Namespace + "/" + template.Name}
+		o := schedule.Origin{Label: label, Object: "ResourceClaimTemplate " + template.Namespace + "/" + template.Name}
 		r := newAnswer("ResourceClaimTemplate", &template.ObjectMeta)
-		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, label)
+		explain(ctx, c, schedule.OfClaim(claim, o), r, label)
 		r.refuse("", refusals, "template "+template.Namespace+"/"+template.Name)
 		all = append(all, r)
 	}
@@ -108,17 +109,17 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 
 // lacksDevices reports whether the pod needs devices on the node that only the scheduler would allocate: no device
 // plugin offers them there, and its claim has none in the cluster.
-func (c *index) lacksDevices(pod *corev1.Pod, node string, s *cluster.Snapshot) bool {
+func (c *explainer) lacksDevices(pod *corev1.Pod, node string, s *cluster.Snapshot) bool {
 	for _, of := range pod.Spec.ResourceClaims {
-		claim, ok := find(s.Claims, pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))
+		claim, ok := schedule.Find(s.Claims, pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))
 		if !ok || claim.Status.Allocation == nil {
 			return true
 		}
 	}
-	at := slices.IndexFunc(c.nodes, func(n *corev1.Node) bool { return n.Name == node })
-	_, extended := c.extendedOf(pod)
+	at := slices.IndexFunc(c.AllNodes, func(n *corev1.Node) bool { return n.Name == node })
+	_, extended := c.ExtendedOf(pod)
 	for _, name := range extended {
-		if at < 0 || !fromPlugin(c.nodes[at], name) {
+		if at < 0 || !schedule.FromPlugin(c.AllNodes[at], name) {
 			return true
 		}
 	}

@@ -11,96 +11,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
-// missingClaim says that the claim of a pod does not exist, and what was likely meant.
-func (c *index) missingClaim(namespace, name string) error {
-	text := fmt.Sprintf("claim %s does not exist in namespace %s", name, namespace)
-	if _, isTemplate := find(c.Templates, namespace, name); isTemplate {
-		return fmt.Errorf("%s; there is a template of that name: write resourceClaimTemplateName instead of "+
-			"resourceClaimName", text)
-	}
-	if hint := hintOf(name, in(namespace, c.Claims)); hint != "" {
-		return fmt.Errorf("%s%s", text, hint)
-	}
-	return fmt.Errorf("%s%s", text, c.elsewhere(name, "claims", namespacesOf(name, c.Claims)))
-}
-
-// missingTemplate says that the template of a pod's claim does not exist, and what was likely meant.
-func (c *index) missingTemplate(namespace, name, claim string) error {
-	text := fmt.Sprintf("template %s of its claim %s does not exist in namespace %s", name, claim, namespace)
-	if _, isClaim := find(c.Claims, namespace, name); isClaim {
-		return fmt.Errorf("%s; there is a claim of that name: write resourceClaimName instead of "+
-			"resourceClaimTemplateName", text)
-	}
-	own := in(namespace, c.Templates)
-	if hint := hintOf(name, own); hint != "" {
-		return fmt.Errorf("%s%s", text, hint)
-	}
-	if len(own) > 0 {
-		return fmt.Errorf("%s; there %s %s. It may have been refused when it was applied", text,
-			plural(len(own), "is", "are"), someNames(own))
-	}
-	return fmt.Errorf("%s%s. It may have been refused when it was applied", text,
-		c.elsewhere(name, "templates", namespacesOf(name, c.Templates)))
-}
-
-// elsewhere says that objects of other namespaces do not count, and in which there is one of that name. Readers with
-// fewer rights do not learn that.
-func (c *index) elsewhere(name, kind string, namespaces []string) string {
-	text := fmt.Sprintf("; a pod uses only %s of its own namespace", kind)
-	if len(namespaces) == 0 || c.HideOthers {
-		return text
-	}
-	return fmt.Sprintf("%s, and %s is in %s", text, name, strings.Join(namespaces[:min(len(namespaces),
-		selectors.ShownTexts)], ", "))
-}
-
-// hintOf returns a question about the object that was likely meant, or "".
-func hintOf[T metav1.Object](name string, all []T) string {
-	var names []string
-	for _, o := range all {
-		names = append(names, o.GetName())
-	}
-	return nearest.Hint(name, names)
-}
-
-// someNames lists the names of objects.
-func someNames[T metav1.Object](all []T) string {
-	var names []string
-	for _, o := range all {
-		names = append(names, o.GetName())
-	}
-	slices.Sort(names)
-	if more := len(names) - selectors.ShownTexts; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:selectors.ShownTexts], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
-
-// namespacesOf returns the namespaces with an object of that name, sorted.
-func namespacesOf[T metav1.Object](name string, all []T) []string {
-	var namespaces []string
-	for _, o := range all {
-		if o.GetName() == name {
-			namespaces = append(namespaces, o.GetNamespace())
-		}
-	}
-	slices.Sort(namespaces)
-	return namespaces
-}
-
 // bypassed says that a pod without its devices is on a node, or "". The scheduler gives no pod a node before, so
 // another program did, or the user.
-func (c *index) bypassed(pod *corev1.Pod) string {
+func (c *explainer) bypassed(pod *corev1.Pod) string {
 	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning || cluster.Finished(pod) {
 		return ""
 	}
@@ -108,7 +30,7 @@ func (c *index) bypassed(pod *corev1.Pod) string {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		missing := errors.Is(err, resourceclaim.ErrClaimNotFound) // Kubernetes generates it later
 		if err == nil && name != nil {
-			claim, ok := find(c.Claims, pod.Namespace, *name)
+			claim, ok := schedule.Find(c.Claims, pod.Namespace, *name)
 			missing = ok && claim.Status.Allocation == nil
 		}
 		if missing {
@@ -127,7 +49,7 @@ func noScheduler(node string) string {
 
 // unused says which claims of the pod no container can use, and which requests containers name that a claim does not
 // have. Such a pod runs, and its containers see no device.
-func (c *index) unused(pod *corev1.Pod) []string {
+func (c *explainer) unused(pod *corev1.Pod) []string {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	var all []string
 	for i := range pod.Spec.ResourceClaims {
@@ -160,16 +82,16 @@ func (c *index) unused(pod *corev1.Pod) []string {
 }
 
 // requestsOf returns the names of the requests of a pod's claim, or of its template. nil: not known.
-func (c *index) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []string {
+func (c *explainer) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []string {
 	var requests []resourceapi.DeviceRequest
 	name, _, err := resourceclaim.Name(pod, of)
 	if err == nil && name != nil {
-		if claim, ok := find(c.Claims, pod.Namespace, *name); ok {
+		if claim, ok := schedule.Find(c.Claims, pod.Namespace, *name); ok {
 			requests = claim.Spec.Devices.Requests
 		}
 	}
 	if of.ResourceClaimTemplateName != nil && requests == nil {
-		if template, ok := find(c.Templates, pod.Namespace, *of.ResourceClaimTemplateName); ok {
+		if template, ok := schedule.Find(c.Templates, pod.Namespace, *of.ResourceClaimTemplateName); ok {
 			requests = template.Spec.Spec.Devices.Requests
 		}
 	}
@@ -211,7 +133,7 @@ func reasonText(what, reason, message string) string {
 
 // placed explains a pod that has its node: what is wrong with its devices and, unless it runs, why the node refuses it
 // and what the newest warnings say.
-func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
+func (c *explainer) placed(r *Answer, pod *corev1.Pod, subject string) {
 	states, ends := containerStates(pod), pod.DeletionTimestamp != nil
 	waits := ends || pod.Status.Phase == corev1.PodPending || len(states) > 0
 	r.Outcome, r.Cause = Placed, subject+" is on node "+pod.Spec.NodeName
@@ -221,7 +143,7 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 	var claims []*resourceapi.ResourceClaim
 	var says []string
 	for name := range resourceclaim.PodClaims(pod) {
-		claim, ok := find(c.Claims, pod.Namespace, name)
+		claim, ok := schedule.Find(c.Claims, pod.Namespace, name)
 		if !ok || claim.Status.Allocation == nil {
 			continue
 		}
@@ -230,7 +152,7 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 		for _, d := range claim.Status.Allocation.Devices.Results {
 			if problem := cluster.Problem(claim, d.Driver, d.Pool, d.Device); problem != "" {
 				text = fmt.Sprintf("device %s: %s", d.Device, problem)
-			} else if waits && c.Unread[cluster.Slices] == nil && c.pools[cluster.PoolOfResult(d)] == nil {
+			} else if waits && c.Unread[cluster.Slices] == nil && c.Pools[cluster.PoolOfResult(d)] == nil {
 				text = fmt.Sprintf("driver %s publishes no devices of pool %s: its plugin does not run there", d.Driver,
 					d.Pool)
 			}
@@ -248,7 +170,7 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 	if waits && !ends && len(says) > 0 {
 		r.Outcome = Waits
 	}
-	if refusal := fit.Refusal(pod, claims, c.device); waits && !ends && refusal != nil {
+	if refusal := fit.Refusal(pod, claims, c.Device); waits && !ends && refusal != nil {
 		says = nil // the same in other words
 		r.refused(r.Cause+", which refuses it", refusal)
 	}
@@ -260,7 +182,7 @@ func (c *index) placed(r *Answer, pod *corev1.Pod, subject string) {
 
 // warning returns the newest warning about the object of that UID since the pod was created, or, with a prefix, about
 // its node. "": none.
-func (c *index) warning(pod *corev1.Pod, uid types.UID, prefix string) string {
+func (c *explainer) warning(pod *corev1.Pod, uid types.UID, prefix string) string {
 	text, newest := "", pod.CreationTimestamp.Time
 	for _, e := range c.Warnings {
 		at, of := e.EventTime.Time, e.InvolvedObject

@@ -16,112 +16,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
+	"github.com/gpudra/gpu-dra-driver/simulator/fleettest"
 	"github.com/gpudra/gpu-dra-driver/test/page"
 )
-
-// pick returns one of them.
-func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
-
-// randomFleet returns up to three nodes. Some of their GPUs are tainted, and some have no attribute rack.
-func randomFleet(t testing.TB, r *rand.Rand) *cluster.Snapshot {
-	t.Helper()
-	var nodes []clustertest.SimNode
-	for i := range 1 + r.IntN(3) {
-		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprintf("node-%d", i),
-			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
-			Use: pick(r, gpu.SharingMode{}, gpu.SharingMode{}, exclusive,
-				gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
-				gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone})})
-	}
-	s := fleet(t, nodes...)
-	for _, slice := range s.Slices {
-		for i := range slice.Spec.Devices {
-			if r.IntN(3) > 0 {
-				rack := pick(r, "r1", "r2")
-				slice.Spec.Devices[i].Attributes["rack"] = resourceapi.DeviceAttribute{StringValue: &rack}
-			}
-			if r.IntN(8) == 0 {
-				slice.Spec.Devices[i].Taints = append(slice.Spec.Devices[i].Taints, resourceapi.DeviceTaint{
-					Key: pick(r, "gpu.nvidia.com/xid", "example.com/reserved"), Value: pick(r, "", "79"),
-					Effect: pick(r, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute)})
-			}
-		}
-	}
-	return s
-}
-
-// randomRequest returns YAML of the content of a request.
-func randomRequest(r *rand.Rand, counts bool) string {
-	const attribute, capacity = "device.attributes['gpu.nvidia.com'].", "device.capacity['gpu.nvidia.com']."
-	class := pick(r, driver, driver, driver, driver, driver, driver, "mig.nvidia.com", "shared.gpu.nvidia.com")
-	var clauses []string
-	for range pick(r, 0, 0, 1, 1, 2, 3) {
-		clauses = append(clauses, pick(r,
-			capacity+"memory.compareTo(quantity('"+pick(r, "10Gi", "20Gi", "40Gi", "1Ti")+"')) "+
-				pick(r, ">= 0", "> 0", "<= 0"),
-			capacity+"memory.isGreaterThan(quantity('"+pick(r, "16Gi", "40Gi")+"'))",
-			attribute+"productName == '"+pick(r, "Tesla T4", "NVIDIA L40S", "NVIDIA B300")+"'",
-			"("+attribute+"productName.contains('T4') || "+attribute+"productName.contains('A100'))",
-			attribute+"cudaComputeCapability.compareTo(semver('"+pick(r, "8.0.0", "9.0.0", "12.0.0")+"')) "+
-				pick(r, ">= 0", "< 0"),
-			attribute+"peakCompute "+pick(r, ">=", ">", "<")+" "+pick(r, "1000", "100000"),
-			"device.attributes['resource.kubernetes.io'].numaNode == "+pick(r, "0", "1"),
-			attribute+"rack == '"+pick(r, "r1", "r2")+"'",
-			attribute+"neverPublished == 'x'"))
-	}
-	text := "deviceClassName: " + class
-	if len(clauses) > 0 {
-		text += fmt.Sprintf(", selectors: [{cel: {expression: %q}}]", strings.Join(clauses, " && "))
-	}
-	if r.IntN(3) == 0 {
-		text += ", capacity: {requests: {" + pick(r, "memory: 5Gi", "memory: 30Gi", "memory: 200Gi", `cores: "60"`,
-			`memory: 12Gi, cores: "120"`, `shares: "2"`) + "}}"
-	}
-	switch {
-	case counts && r.IntN(3) == 0:
-		text += fmt.Sprintf(", count: %d", pick(r, 2, 3, 5, 9))
-	case counts && r.IntN(12) == 0:
-		text += ", allocationMode: All"
-	}
-	if r.IntN(6) == 0 {
-		text += ", tolerations: [{key: gpu.nvidia.com/xid, operator: Exists}]"
-	}
-	return text
-}
-
-// randomClaim returns YAML of spec.devices.
-func randomClaim(r *rand.Rand) string {
-	var all []string
-	for i := range pick(r, 1, 1, 1, 2) {
-		if r.IntN(6) == 0 {
-			all = append(all, fmt.Sprintf("{name: r%d, firstAvailable: [{name: a, %s}, {name: b, %s}]}", i,
-				randomRequest(r, false), randomRequest(r, false)))
-			continue
-		}
-		all = append(all, fmt.Sprintf("{name: r%d, exactly: {%s}}", i, randomRequest(r, true)))
-	}
-	text := requests("[" + strings.Join(all, ", ") + "]")
-	if r.IntN(4) == 0 {
-		text += "\nconstraints: [{" + pick(r, "matchAttribute: gpu.nvidia.com/productName",
-			"matchAttribute: resource.kubernetes.io/numaNode", "matchAttribute: gpu.nvidia.com/nvlinkDomain",
-			"distinctAttribute: gpu.nvidia.com/productName", "distinctAttribute: resource.kubernetes.io/numaNode") +
-			"}]"
-	}
-	return text
-}
-
-// fill gives devices to other claims until so many do not fit.
-func fill(t testing.TB, r *rand.Rand, s *cluster.Snapshot) {
-	t.Helper()
-	for i := range r.IntN(14) {
-		c := claim(t, fmt.Sprintf("other-%d", i), requests("[{name: gpu, exactly: {deviceClassName: "+
-			pick(r, driver, driver, "mig.nvidia.com")+", count: "+pick(r, "1", "1", "1", "2")+
-			pick(r, "", ", capacity: {requests: {memory: 4Gi}}")+"}}]"))
-		hold(t, s, c)
-	}
-}
 
 // tally counts answers by number of changes and by kind of change.
 type tally struct {
@@ -179,7 +78,7 @@ func TestRandomClaims(t *testing.T) {
 		fill(t, r, s)
 		var claims []*resourceapi.ResourceClaim
 		devices := ""
-		for i := range pick(r, 1, 1, 1, 2) {
+		for i := range fleettest.Pick(r, 1, 1, 1, 2) {
 			text := randomClaim(r)
 			devices += text + "\n"
 			claims = append(claims, claim(t, fmt.Sprint("c", i), text))
@@ -211,41 +110,41 @@ func check(t testing.TB, s *cluster.Snapshot, r *Answer) (keys, problems []strin
 	if r.Outcome != Waits || r.search == nil {
 		return []string{"no answer"}, []string{"outcome " + string(r.Outcome)}
 	}
-	fits := func(steps []step) bool {
+	fits := func(steps []advice.Step) bool {
 		placed, starts := outcome(t, s, r.search, steps)
 		return placed && starts
 	}
-	if len(r.search.found) == 0 {
+	if len(r.search.Found) == 0 {
 		return []string{"nothing helps"}, nothing(r, fits)
 	}
-	advice := r.search.found[0]
-	for _, with := range less(advice) {
+	first := r.search.Found[0]
+	for _, with := range less(first) {
 		if fits(with.steps) {
 			problems = append(problems, with.text)
 		}
 	}
-	if !fits(advice) {
+	if !fits(first) {
 		problems = append(problems, "it does not fit with the advice")
 	}
-	return keysOf(advice), problems
+	return keysOf(first), problems
 }
 
 // outcome says what becomes of the workload with the changes: whether it gets devices, and starts then.
-func outcome(t testing.TB, s *cluster.Snapshot, of *search, steps []step) (placed, starts bool) {
+func outcome(t testing.TB, s *cluster.Snapshot, of *advice.Search, steps []advice.Step) (placed, starts bool) {
 	t.Helper()
-	w := of.w.with(steps)
-	on, results, err := judge(t, s, w.ended, w.claims...)
+	w := advice.With(of.Workload, steps)
+	on, results, err := judge(t, s, w.Ended, w.Claims...)
 	if placed = err == nil && on != ""; placed {
-		starts = newIndex(s).refusal(nil, w, placement{results: results}) == nil
+		starts = schedule.New(s).Refusal(nil, w, schedule.Placement{Results: results}) == nil
 	}
 	return placed, starts
 }
 
 // keysOf returns the kinds of the changes and their number.
-func keysOf(a advice) []string {
+func keysOf(a advice.Advice) []string {
 	var keys []string
 	for _, st := range a {
-		keys = append(keys, string(st.kind))
+		keys = append(keys, string(st.Kind))
 	}
 	slices.Sort(keys)
 	return append(slices.Compact(keys), []string{"1 change", "2 changes", "3 changes", "4 changes",
@@ -254,24 +153,24 @@ func keysOf(a advice) []string {
 
 // lesser is an advice with less than is needed.
 type lesser struct {
-	steps []step
+	steps []advice.Step
 	key   string // what is less
 	text  string // what is wrong if the workload fits with it
 }
 
 // less returns the advice without each one of several changes, and with each number one step milder.
-func less(a advice) []lesser {
+func less(a advice.Advice) []lesser {
 	var all []lesser
 	for i, st := range a {
 		if len(a) > 1 {
-			all = append(all, lesser{slices.Delete(slices.Clone(a), i, i+1), "without " + string(st.kind),
-				"not needed: " + st.text(st.level)})
+			all = append(all, lesser{slices.Delete(slices.Clone(a), i, i+1), "without " + string(st.Kind),
+				"not needed: " + st.Text(st.Level)})
 		}
-		if st.level > 0 {
+		if st.Level > 0 {
 			milder := slices.Clone(a)
-			milder[i].level--
-			all = append(all, lesser{milder, "milder " + string(st.kind),
-				"milder would do: " + st.text(st.level-1)})
+			milder[i].Level--
+			all = append(all, lesser{milder, "milder " + string(st.Kind),
+				"milder would do: " + st.Text(st.Level-1)})
 		}
 	}
 	return all
@@ -281,27 +180,27 @@ func less(a advice) []lesser {
 const mildest = 50
 
 // nothing tries every change at its mildest levels and the last one, and every pair of changes at their last levels.
-func nothing(r *Answer, fits func([]step) bool) []string {
+func nothing(r *Answer, fits func([]advice.Step) bool) []string {
 	if !r.Search.Complete {
 		return nil // it says so
 	}
-	r.search.ctx = context.Background() // that of the search has ended
+	r.search.Context = context.Background() // that of the search has ended
 	var err error
-	r.search.candidates, err = r.search.compareAll()
+	r.search.Candidates, err = r.search.CompareAll()
 	if err != nil {
 		return []string{err.Error()}
 	}
-	ofClaims, waits := r.search.changes()
+	ofClaims, waits := r.search.Changes()
 	all := slices.Concat(ofClaims, waits)
 	for i, a := range all {
-		for _, level := range append(upTo(min(a.levels-1, mildest)), a.levels-1) {
-			if fits([]step{{a, level}}) {
-				return []string{"this would help: " + a.text(level)}
+		for _, level := range append(advice.UpTo(min(a.Levels-1, mildest)), a.Levels-1) {
+			if fits([]advice.Step{{Proposal: a, Level: level}}) {
+				return []string{"this would help: " + a.Text(level)}
 			}
 		}
 		for _, b := range all[i+1:] {
-			if a.target != b.target && fits(loosest(a, b)) {
-				return []string{"both would help: " + a.text(a.levels-1) + " and " + b.text(b.levels-1)}
+			if a.Target != b.Target && fits(advice.Loosest(a, b)) {
+				return []string{"both would help: " + a.Text(a.Levels-1) + " and " + b.Text(b.Levels-1)}
 			}
 		}
 	}

@@ -8,12 +8,11 @@ import (
 	"maps"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -37,7 +36,8 @@ func (m *Manifest) admins() map[string]string {
 		add("claim "+claim.Namespace+"/"+claim.Name, claim.Namespace, claim)
 	}
 	for _, template := range m.Templates {
-		add("template "+template.Namespace+"/"+template.Name, template.Namespace, claimOf(template, template.Name))
+		add("template "+template.Namespace+"/"+template.Name, template.Namespace,
+			schedule.ClaimOf(template, template.Name))
 	}
 	return all
 }
@@ -88,38 +88,15 @@ func (r *Answer) refuse(begins string, refusals map[string]refusal, keys ...stri
 	}
 }
 
-// device returns the published device; nil: there is none.
-func (c *index) device(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
-	for _, slice := range c.pools[cluster.PoolOfResult(r)] {
-		for i := range slice.Spec.Devices {
-			if slice.Spec.Devices[i].Name == r.Device {
-				return &slice.Spec.Devices[i]
-			}
-		}
-	}
-	return nil
-}
-
-// refusal returns why the node would refuse the workload, whose pod this is, at the placement; nil: it does not.
-func (c *index) refusal(pod *corev1.Pod, w *workload, p placement) *sharing.Refusal {
-	claims := slices.Clone(w.allocated)
-	for i := range p.results {
-		one := *w.claims[i]
-		one.Status.Allocation = &p.results[i]
-		claims = append(claims, &one)
-	}
-	return fit.Refusal(pod, claims, c.device)
-}
-
 // checkNodes says on which of the nodes that it fits on the workload would not start, because the node refuses it.
-func (c *index) checkNodes(r *Answer, w *workload, subject string) {
+func (c *explainer) checkNodes(r *Answer, w *schedule.Workload, subject string) {
 	var first *sharing.Refusal
 	var nodes []string
-	total, pod := 0, w.withClaims()
+	total, pod := 0, w.WithClaims()
 	for _, p := range r.placements {
-		total += len(p.group.names)
-		if refusal := c.refusal(pod, w, p); refusal != nil {
-			first, nodes = cmp.Or(first, refusal), append(nodes, p.group.names...)
+		total += len(p.Group.Names)
+		if refusal := c.Refusal(pod, w, p); refusal != nil {
+			first, nodes = cmp.Or(first, refusal), append(nodes, p.Group.Names...)
 		}
 	}
 	switch {
@@ -137,34 +114,8 @@ func (r *Answer) refused(subject string, why *sharing.Refusal) {
 	without := *why
 	r.Outcome, r.Places = Waits, nil
 	if without.Change = ""; why.Change != "" {
-		r.Change = []Change{{Kind: ChangePod, In: r.Kind + " " + r.Namespace + "/" + r.Name, Text: why.Change}}
+		r.Change = []advice.Change{{Kind: advice.ChangePod, In: r.Kind + " " + r.Namespace + "/" + r.Name,
+			Text: why.Change}}
 	}
 	r.Cause = subject + ": " + without.Text()
-}
-
-// withClaims returns the pod as if Kubernetes had made the claims that do not exist yet; nil: there is no pod.
-func (w *workload) withClaims() *corev1.Pod {
-	if w.pod == nil {
-		return nil
-	}
-	pod := *w.pod
-	for _, of := range pod.Spec.ResourceClaims {
-		if _, _, err := resourceclaim.Name(&pod, &of); err != nil {
-			pod.Status.ResourceClaimStatuses = append(slices.Clone(pod.Status.ResourceClaimStatuses),
-				corev1.PodResourceClaimStatus{Name: of.Name, ResourceClaimName: &of.Name})
-		}
-	}
-	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	for i, o := range w.origins {
-		extended := &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: w.claims[i].Name}
-		for request := range o.extended {
-			var container, number int
-			if _, err := fmt.Sscanf(request, "container-%d-request-%d", &container, &number); err == nil {
-				pod.Status.ExtendedResourceClaimStatus = extended
-				extended.RequestMappings = append(extended.RequestMappings, corev1.ContainerExtendedResourceRequest{
-					ContainerName: containers[container].Name, RequestName: request})
-			}
-		}
-	}
-	return &pod
 }

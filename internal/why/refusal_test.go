@@ -11,19 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // share is the content of a claim for a share.
 const share = ", capacity: {requests: {memory: 5Gi, cores: 30}}"
-
-// mount mounts a volume in the container of the pod.
-func mount(p *corev1.Pod, path string, source corev1.VolumeSource) {
-	p.Spec.Volumes = []corev1.Volume{{Name: "shm", VolumeSource: source}}
-	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "shm", MountPath: path}}
-}
 
 // configured adds a configuration of the driver to the claim.
 func configured(c *resourceapi.ResourceClaim, sharing string) {
@@ -149,20 +143,6 @@ func TestWhatSomeNodesRefuse(t *testing.T) {
 	}
 }
 
-// hostMemory mounts a directory of the host where nodes with MPS mount memory of their own: those refuse the pod.
-func hostMemory(p *corev1.Pod) *corev1.Pod {
-	mount(p, "/dev/shm", corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/shared"}})
-	return p
-}
-
-// twoIsolations returns nodes of one kind, of which the first has no MPS.
-func twoIsolations(t *testing.T) *cluster.Snapshot {
-	t.Helper()
-	none := gpu.SharingMode{Isolation: gpu.IsolationNone}
-	return fleet(t, clustertest.SimNode{Name: "free", Profile: "t4-x2", Use: none},
-		clustertest.SimNode{Name: "mps", Profile: "t4-x2"})
-}
-
 // A change with which the pod gets devices, and does not start, is no advice while there is another.
 func TestAdviceStarts(t *testing.T) {
 	const onlyFree = `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].isolation == 'none'"}}]`
@@ -196,45 +176,10 @@ func TestAdviceStarts(t *testing.T) {
 	}
 }
 
-// Nobody is evicted for a pod that would not start then.
-func TestNobodyEndsForAPodThatDoesNotStart(t *testing.T) {
-	for _, row := range []struct {
-		name string
-		pod  func(*corev1.Pod) *corev1.Pod
-		want string // the node; "": none
-	}{
-		{"a pod that starts on both", func(p *corev1.Pod) *corev1.Pod { return p }, "mps"},
-		{"a pod that one node refuses", hostMemory, "free"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			s := twoIsolations(t)
-			for i, node := range []string{"free", "free", "mps", "mps"} {
-				name, minutes := node+"-"+string(rune('a'+i)), 10
-				if node == "free" {
-					minutes = 500 // they have more to lose
-				}
-				held := claim(t, name, gpus(", capacity: {requests: {memory: 15Gi}}"))
-				if !holdOn(t, s, node, wholeGPUs(s, node)[i%2], held) {
-					t.Fatalf("%s has no room", node)
-				}
-				s.Pods = append(s.Pods, podOn(node, name, 1, "1", minutes, held))
-			}
-			own := claim(t, "own", gpus(share))
-			p := row.pod(podOn("", "own", 5, "1", 0, own))
-			p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "own"}}
-			s.Claims, s.Pods = append(s.Claims, own), append(s.Pods, p)
-			plan, err := Preempt(t.Context(), s, p, PreemptOptions{Now: now})
-			if err != nil || plan == nil || plan.Node != row.want || len(plan.Victims) != 1 {
-				t.Errorf("got %+v, %v; want one victim on %s", plan, err, row.want)
-			}
-		})
-	}
-}
-
 // Where all nodes refuse the pod, and there are many, the answer still has a change and says so.
 func TestAdviceOnManyNodesThatRefuse(t *testing.T) {
-	defer func(before int) { searchAsked = before }(searchAsked)
-	searchAsked = 500
+	defer func(before int) { advice.SearchAsked = before }(advice.SearchAsked)
+	advice.SearchAsked = 500
 	var nodes []clustertest.SimNode
 	for i := range 60 {
 		nodes = append(nodes, clustertest.SimNode{Name: "n" + string(rune('A'+i)), Profile: "t4-x2"})
@@ -258,24 +203,5 @@ func TestAdviceOnManyNodesThatRefuse(t *testing.T) {
 	if got := text(t, report); !strings.Contains(got, "smallest change: ") || !strings.Contains(got,
 		"note: with that change it would get devices and not start") {
 		t.Errorf("got:\n%swant a change, and the note", got[:min(len(got), 2000)])
-	}
-}
-
-// Defragmentation moves no pod to a node that would refuse it.
-func TestDefragMovesNothingToANodeThatRefuses(t *testing.T) {
-	for _, refuses := range []bool{false, true} {
-		s := twoIsolations(t)
-		if !run(t, s, "a", "ReplicaSet", "free/0 5Gi") || !run(t, s, "b", "ReplicaSet", "mps/0 5Gi") {
-			t.Fatal("no room")
-		}
-		p := s.Pods[0]
-		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "a-0"}}
-		if refuses {
-			hostMemory(p)
-		}
-		plan, err := Defrag(t.Context(), s, DefragOptions{Drivers: []string{driver}, Node: "free"})
-		if err != nil || (len(plan.Frees) == 0) != refuses {
-			t.Errorf("the other node refuses the pod: %t: got %+v, %v", refuses, plan, err)
-		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -66,7 +67,7 @@ func TestRemote(t *testing.T) {
 			if got := strings.TrimPrefix(r.Cause, "claim c waits: request gpu of claim c: "); got != row.want {
 				t.Errorf("got %q\nwant %q", got, row.want)
 			}
-			if slices.ContainsFunc(r.Change, func(c Change) bool { return c.Kind == Tolerate }) {
+			if slices.ContainsFunc(r.Change, func(c advice.Change) bool { return c.Kind == advice.Tolerate }) {
 				t.Errorf("got %v, want no toleration of a lost server", r.Change)
 			}
 		})

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-
 	"sync"
 	"testing"
 	"time"
@@ -26,8 +25,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/fleettest"
 )
 
 const (
@@ -101,7 +103,7 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 					mu.Unlock()
 				}
 				// The cases above are refused for want of what is left out, if this is placed.
-				if err := c.place(t.Context(), of, of.report.search.w.with(a)); err != nil {
+				if err := c.place(t.Context(), of, advice.With(of.report.search.Workload, a)); err != nil {
 					t.Errorf("seed %s: after less was refused: %v", of.name, err)
 				}
 			})
@@ -135,7 +137,7 @@ func randomCase(t *testing.T, seed uint64) *schedulerCase {
 		uids: map[string]types.UID{}}
 	fill(t, r, of.fleet)
 	of.holders = of.fleet.Claims
-	for i := range pick(r, 1, 1, 1, 2) {
+	for i := range fleettest.Pick(r, 1, 1, 1, 2) {
 		of.claims = append(of.claims, claim(t, fmt.Sprint("c", i), randomClaim(r)))
 	}
 	if on, _, err := judge(t, of.fleet, nil, of.claims...); err == nil && on != "" {
@@ -223,7 +225,7 @@ func connectScheduler(t *testing.T) schedulerCluster {
 
 // judge creates the objects of the case, asks why its pod waits, applies the advice, and waits until the scheduler has
 // placed the pod. It returns the advice, and the number and the kinds of its changes.
-func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) (advice, []string, error) {
+func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) (advice.Advice, []string, error) {
 	if err := c.create(ctx, of); err != nil {
 		return nil, []string{"no answer"}, err
 	}
@@ -245,12 +247,12 @@ func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) (advice,
 	if report.Outcome != Waits || report.search == nil {
 		return nil, []string{"no answer"}, fmt.Errorf("got the outcome %s: %s", report.Outcome, report.Cause)
 	}
-	if len(report.search.found) == 0 {
+	if len(report.search.Found) == 0 {
 		return nil, []string{"nothing helps"}, nil
 	}
-	a := report.search.found[0]
+	a := report.search.Found[0]
 	keys := append(keysOf(a), "all")
-	if err := c.place(ctx, of, report.search.w.with(a)); err != nil {
+	if err := c.place(ctx, of, advice.With(report.search.Workload, a)); err != nil {
 		return a, keys, fmt.Errorf("%w\n%s\n%s", err, report.Cause, report.Advice())
 	}
 	return a, keys, nil
@@ -269,8 +271,8 @@ func placed(p *corev1.Pod) bool { return p.Spec.NodeName != "" }
 // judgeLess tries less than the advice, and returns an error unless the scheduler refuses the pod. It may refuse a pod
 // because it has not seen yet that a claim has ended. But it knows the pod's own claims, which are younger. So when it
 // refuses a second pod with these claims, it has seen all.
-func (c schedulerCluster) judgeLess(ctx context.Context, of *schedulerCase, with lesser) error {
-	pod, err := c.try(ctx, of, of.report.search.w.with(with.steps))
+func (c schedulerCluster) judgeLess(ctx context.Context, of *schedulerCase, rest lesser) error {
+	pod, err := c.try(ctx, of, advice.With(of.report.search.Workload, rest.steps))
 	if err == nil {
 		err = c.await(ctx, pod.Name, "the scheduler to refuse the pod with less", refused)
 	}
@@ -282,7 +284,7 @@ func (c schedulerCluster) judgeLess(ctx context.Context, of *schedulerCase, with
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w\n%s\n%s", with.text, err, of.report.Cause, of.report.Advice())
+		return fmt.Errorf("%s: %w\n%s\n%s", rest.text, err, of.report.Cause, of.report.Advice())
 	}
 	return nil
 }
@@ -352,7 +354,7 @@ func only[T metav1.Object](all []T, name string) []T {
 }
 
 // place tries the workload, and waits until its pod has a node.
-func (c schedulerCluster) place(ctx context.Context, of *schedulerCase, w *workload) error {
+func (c schedulerCluster) place(ctx context.Context, of *schedulerCase, w *schedule.Workload) error {
 	pod, err := c.try(ctx, of, w)
 	if err != nil {
 		return err
@@ -362,7 +364,7 @@ func (c schedulerCluster) place(ctx context.Context, of *schedulerCase, w *workl
 
 // try removes the pods and the claims of the workload tried before, ends the claims that have ended in this one and
 // creates the others again, and then the claims and the pod of the workload.
-func (c schedulerCluster) try(ctx context.Context, of *schedulerCase, w *workload) (*corev1.Pod, error) {
+func (c schedulerCluster) try(ctx context.Context, of *schedulerCase, w *schedule.Workload) (*corev1.Pod, error) {
 	pods, claims := c.CoreV1().Pods(namespaceOnCluster), c.ResourceV1().ResourceClaims(namespaceOnCluster)
 	these := metav1.ListOptions{LabelSelector: caseLabel + "=" + of.name + ",!" + holderLabel}
 	if err := errors.Join(pods.DeleteCollection(ctx, atOnce, these),
@@ -376,7 +378,7 @@ func (c schedulerCluster) try(ctx context.Context, of *schedulerCase, w *workloa
 		return nil, fmt.Errorf("wait for the end of claims that were tried before: %w", err)
 	}
 	for _, holder := range of.holders {
-		switch ended := w.ended[of.uids[holder.Name]]; {
+		switch ended := w.Ended[of.uids[holder.Name]]; {
 		case ended == of.ended[holder.Name]:
 			continue
 		case ended:
@@ -394,7 +396,7 @@ func (c schedulerCluster) try(ctx context.Context, of *schedulerCase, w *workloa
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("try-", of.tried)}, Spec: *of.pod.Spec.DeepCopy()}
 	pod.Spec.ResourceClaims = nil
 	of.label(&pod.ObjectMeta)
-	for i, changed := range w.claims {
+	for i, changed := range w.Claims {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("try-%d-%d", of.tried, i)},
 			Spec: changed.Spec}
 		of.label(&claim.ObjectMeta)

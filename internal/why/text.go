@@ -12,14 +12,16 @@ import (
 	"unicode"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // Text writes the report for people. The first line is the cause, the second is the smallest change.
 func (r *Answer) Text(out io.Writer) error {
 	var b lines
 	b.add("%s", r.Cause)
-	if advice := r.Advice(); advice != "" {
-		b.add("%s", advice)
+	if second := r.Advice(); second != "" {
+		b.add("%s", second)
 	}
 	for _, other := range r.Alternatives {
 		b.add("or: %s", changesText(other))
@@ -76,8 +78,8 @@ func (r *Answer) Advice() string {
 // changeLine is the second line, if there is a change.
 func (r *Answer) changeLine() string {
 	if onlyWaits(r.Change) {
-		if !slices.ContainsFunc(r.Alternatives, func(all []Change) bool { return !onlyWaits(all) }) {
-			text := "it would fit when " + strings.ReplaceAll(changesText(r.Change), waitUntil, "")
+		if !slices.ContainsFunc(r.Alternatives, func(all []advice.Change) bool { return !onlyWaits(all) }) {
+			text := "it would fit when " + strings.ReplaceAll(changesText(r.Change), advice.WaitUntil, "")
 			if r.Search.Complete { // each single change was tried
 				text = "no single change of this " + r.kind() + " helps; " + text
 			}
@@ -88,8 +90,8 @@ func (r *Answer) changeLine() string {
 	return "smallest change: " + changesText(r.Change)
 }
 
-func onlyWaits(all []Change) bool {
-	return !slices.ContainsFunc(all, func(c Change) bool { return c.Kind != Wait })
+func onlyWaits(all []advice.Change) bool {
+	return !slices.ContainsFunc(all, func(c advice.Change) bool { return c.Kind != advice.Wait })
 }
 
 // kind is the kind for people: pod, claim or claimtemplate.
@@ -97,7 +99,7 @@ func (r *Answer) kind() string { return strings.ToLower(strings.TrimPrefix(r.Kin
 
 // noChange says that nothing was found.
 func (r *Answer) noChange() string {
-	lost := func(kind LossKind) bool {
+	lost := func(kind schedule.LossKind) bool {
 		return !slices.ContainsFunc(r.Requests, func(q RequestLosses) bool {
 			return q.Left > 0 || !slices.ContainsFunc(q.Losses, func(l Loss) bool { return l.Kind == kind })
 		})
@@ -105,19 +107,19 @@ func (r *Answer) noChange() string {
 	switch {
 	case !r.Search.Complete:
 		return "no change was found that helps"
-	case lost(LostHeld):
+	case lost(schedule.LostHeld):
 		return "no change of this " + r.kind() + " helps: all devices that it could get are held"
-	case lost(LostTaint):
+	case lost(schedule.LostTaint):
 		return "no change of this " + r.kind() + " helps: it waits until the taints have gone"
 	}
 	return "no change of this " + r.kind() + " helps, and no end of other claims"
 }
 
-func changesText(all []Change) string {
+func changesText(all []advice.Change) string {
 	var texts []string
 	for _, c := range all {
 		switch {
-		case c.Kind == Wait:
+		case c.Kind == advice.Wait:
 			texts = append(texts, c.Text)
 		case c.Request != "":
 			texts = append(texts, fmt.Sprintf("in %s, request %s: %s", c.In, c.Request, c.Text))
@@ -166,7 +168,7 @@ func (r *Answer) losses(b *lines) {
 		}
 		b.add("")
 		b.add("claim %s, request %s %s; of %d %s:", q.Claim, q.Request, wants, q.Devices,
-			plural(q.Devices, "device", "devices"))
+			schedule.Plural(q.Devices, "device", "devices"))
 		for _, l := range q.Losses {
 			b.add("  %6d  %s", l.Devices, lossText(l))
 		}
@@ -174,7 +176,7 @@ func (r *Answer) losses(b *lines) {
 	}
 	if len(r.Nodes.Excluded) > 0 {
 		b.add("")
-		b.add("of %d %s, the pod excludes:", r.Nodes.Total, plural(r.Nodes.Total, "node", "nodes"))
+		b.add("of %d %s, the pod excludes:", r.Nodes.Total, schedule.Plural(r.Nodes.Total, "node", "nodes"))
 		for _, e := range r.Nodes.Excluded {
 			b.add("  %6d  by %s", e.Nodes, e.Reason)
 		}
@@ -184,11 +186,11 @@ func (r *Answer) losses(b *lines) {
 func lossText(l Loss) string {
 	text := l.Detail
 	switch l.Kind {
-	case LostClause:
-		text = plural(l.Devices, "does", "do") + " not meet " + l.Detail
-	case LostTaint:
+	case schedule.LostClause:
+		text = schedule.Plural(l.Devices, "does", "do") + " not meet " + l.Detail
+	case schedule.LostTaint:
 		text = taintText(l.Devices, l.Detail)
-	case LostError:
+	case schedule.LostError:
 		text = "error in " + l.Detail
 	}
 	if l.Alone > 0 && l.Alone < l.Devices {
@@ -201,14 +203,16 @@ func lossText(l Loss) string {
 func taintText(devices int, taint string) string {
 	if value, ok := strings.CutPrefix(taint, cluster.ReservedTaint); ok {
 		team, _, _ := strings.Cut(strings.TrimPrefix(value, "="), ":")
-		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", plural(devices, "is", "are"),
+		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)",
+			schedule.Plural(devices, "is", "are"),
 			cmp.Or(team, "others"), taint)
 	}
 	if taint == cluster.PreemptionTaint {
-		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)", plural(devices, "is", "are"),
+		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)",
+			schedule.Plural(devices, "is", "are"),
 			taint)
 	}
-	return plural(devices, "has", "have") + " the taint " + taint
+	return schedule.Plural(devices, "has", "have") + " the taint " + taint
 }
 
 func (r *Answer) holders(b *lines) {

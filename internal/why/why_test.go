@@ -18,6 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -57,23 +59,6 @@ func useTemplate(p *corev1.Pod, generated *resourceapi.ResourceClaim) {
 // ask returns the content of a request for GPUs with an expression.
 func ask(expression, more string) string {
 	return gpus(fmt.Sprintf(", selectors: [{cel: {expression: %q}}]%s", expression, more))
-}
-
-// gpus is the content of a claim for GPUs.
-func gpus(more string) string {
-	return requests("[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com" + more + "}}]")
-}
-
-// setTaint taints the devices of that name.
-func setTaint(s *cluster.Snapshot, device string) {
-	for _, slice := range s.Slices {
-		for i := range slice.Spec.Devices {
-			if d := &slice.Spec.Devices[i]; d.Name == device {
-				d.Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
-					Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-			}
-		}
-	}
 }
 
 // extended returns a fleet with a pod whose init container, if first is not empty, and container have that many GPUs as
@@ -177,7 +162,7 @@ func rank(class, name, expression string) string {
 func TestPreemptionTaint(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	for i, pod := range []types.UID{"secret-a", "secret-b"} {
-		s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{PreemptionToken(pod)}
+		s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{moves.PreemptionToken(pod)}
 	}
 	c := claim(t, "c", gpus(""))
 	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
@@ -250,7 +235,7 @@ func TestProfileOfWholeGPUs(t *testing.T) {
 
 // Whoever tolerates a taint of the driver gets a GPU that does not work, or one of others.
 func TestAdviceNeverToleratesTaintsOfTheDriver(t *testing.T) {
-	taints := []resourceapi.DeviceTaint{DefragTaint, {Key: cluster.ReservedTaint, Value: "vision"},
+	taints := []resourceapi.DeviceTaint{moves.DefragTaint, {Key: cluster.ReservedTaint, Value: "vision"},
 		{Key: cluster.PreemptionTaint}, {Key: remote.ServerLostTaint(driver)}}
 	for _, own := range inventory.AllTaints {
 		taints = append(taints, resourceapi.DeviceTaint{Key: own.Key, Value: "79"})
@@ -359,7 +344,7 @@ no change of this pod helps: it waits until the taints have gone`},
 		{"a GPU that is kept for a preemption, and a sick one", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			setTaint(s, "gpu-3b-00-0")
-			s.Slices[0].Spec.Devices[1].Taints = []resourceapi.DeviceTaint{PreemptionToken("uid")}
+			s.Slices[0].Spec.Devices[1].Taints = []resourceapi.DeviceTaint{moves.PreemptionToken("uid")}
 			return s
 		}, `
 pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com is left: 1 is kept for a pod that preempted others (the taint gpu.nvidia.com/preemption), 1 has the taint gpu.nvidia.com/xid=79:NoSchedule
@@ -1541,8 +1526,8 @@ func TestLimit(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", ", count: 3"))
 	s.Claims = append(s.Claims, c)
-	before := searchAsked
-	defer func() { searchAsked = before }()
+	before := advice.SearchAsked
+	defer func() { advice.SearchAsked = before }()
 	for _, row := range []struct {
 		questions int
 		complete  bool
@@ -1552,7 +1537,7 @@ func TestLimit(t *testing.T) {
 		{3, false, "some sets of changes"},
 		{1000, true, ""},
 	} {
-		searchAsked = row.questions
+		advice.SearchAsked = row.questions
 		r, err := Claim(t.Context(), s, "ns", "c")
 		if err != nil {
 			t.Fatal(err)
@@ -1631,16 +1616,6 @@ func TestGroups(t *testing.T) {
 				t.Errorf("got %d groups of %d nodes, want %d of 3", r.Nodes.Groups, r.Nodes.Total, row.want)
 			}
 		})
-	}
-}
-
-// setUUIDs gives each device another UUID.
-func setUUIDs(s *cluster.Snapshot) {
-	for i, slice := range s.Slices {
-		for j := range slice.Spec.Devices {
-			uuid := resourceapi.DeviceAttribute{StringValue: ptr.To(fmt.Sprint(i, j))}
-			slice.Spec.Devices[j].Attributes["uuid"] = uuid
-		}
 	}
 }
 

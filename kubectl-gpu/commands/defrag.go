@@ -14,13 +14,15 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 // defragOptions are the flags of defrag.
 type defragOptions struct {
 	filter // only of a driver
-	why.DefragOptions
+	moves.DefragOptions
 	apply   bool
 	timeout time.Duration
 }
@@ -63,7 +65,7 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 			return nil, err
 		}
 		defer stop()
-		return why.Read(ctx, r, "", why.Manifest{}), nil
+		return schedule.Read(ctx, r, "", nil, nil), nil
 	}
 	s, err := read(ctx)
 	if err != nil {
@@ -92,12 +94,12 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	if left != "" {
 		fmt.Fprintln(p.ErrOut, "Warning:", left)
 	}
-	plan, err := why.Defrag(ctx, s, f.DefragOptions)
+	plan, err := moves.Defrag(ctx, s, f.DefragOptions)
 	if err != nil {
 		return err
 	}
 	if printer != nil {
-		err = printer.PrintObj(newList("DefragmentationList", []*why.Defragmentation{plan}), p.Out)
+		err = printer.PrintObj(newList("DefragmentationList", []*moves.Defragmentation{plan}), p.Out)
 	} else {
 		err = p.printPlan(plan, o)
 	}
@@ -147,7 +149,7 @@ func leftRules(all []*resourceapi.DeviceTaintRule) string {
 }
 
 // printPlan prints the moves, what they free, and what stays.
-func (p *plugin) printPlan(plan *why.Defragmentation, o output) error {
+func (p *plugin) printPlan(plan *moves.Defragmentation, o output) error {
 	t := table{header: []string{"POD", "DEVICE", "FROM", "PROBABLY TO", "AMOUNT"}}
 	for _, m := range plan.Moves {
 		for _, d := range m.Devices {
@@ -172,7 +174,7 @@ func (p *plugin) printPlan(plan *why.Defragmentation, o output) error {
 }
 
 // planText says what is free afterwards, and what cannot move.
-func planText(plan *why.Defragmentation) string {
+func planText(plan *moves.Defragmentation) string {
 	var text string
 	switch {
 	case plan.Candidates == 0:
@@ -204,7 +206,7 @@ func planText(plan *why.Defragmentation) string {
 }
 
 // freed returns the names of the GPUs that the plan frees.
-func freed(plan *why.Defragmentation) []string {
+func freed(plan *moves.Defragmentation) []string {
 	var all []string
 	for _, g := range plan.Frees {
 		all = append(all, g.Ref())

@@ -31,8 +31,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // serving returns a pod of a ReplicaSet that has a share of a T4, with its claim and the template of that.
@@ -139,7 +140,7 @@ func TestDefragJSON(t *testing.T) {
 	}
 	var got struct {
 		Kind  string
-		Items []why.Defragmentation
+		Items []moves.Defragmentation
 	}
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
@@ -277,12 +278,12 @@ func TestDefragApply(t *testing.T) {
 					return true, nil, nil
 				})
 				var out bytes.Buffer
-				options := why.DefragOptions{Drivers: []string{driver}}
+				options := moves.DefragOptions{Drivers: []string{driver}}
 				m := mover{client: client, out: &out, timeout: 5 * time.Minute, poll: time.Second, options: options,
 					read: func(ctx context.Context) (*cluster.Snapshot, error) {
-						return why.Read(ctx, read.Reader{Client: client}, "", why.Manifest{}), nil
+						return schedule.Read(ctx, read.Reader{Client: client}, "", nil, nil), nil
 					}}
-				plan, err := why.Defrag(ctx, &s.Snapshot, options)
+				plan, err := moves.Defrag(ctx, &s.Snapshot, options)
 				if err != nil || len(plan.Moves) != 1 {
 					t.Fatalf("got %+v, %v, want one move", plan, err)
 				}
@@ -386,7 +387,7 @@ func TestDefragInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := mover{client: client, poll: time.Second}
-	err = m.apply(ctx, &why.Defragmentation{Keep: make([]resourceapi.DeviceTaintSelector, 2)})
+	err = m.apply(ctx, &moves.Defragmentation{Keep: make([]resourceapi.DeviceTaintSelector, 2)})
 	server.Close() // waits for the handlers
 	if !errors.Is(err, context.Canceled) || posts != 1 || len(s.TaintRules) > 0 {
 		t.Errorf("got %v after %d creations, with the rules %v; want that Ctrl-C ends it, 1, and none", err, posts,

@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 )
 
 // The label of the rules.
@@ -33,12 +33,12 @@ type mover struct {
 	out           io.Writer // for what happens
 	timeout, poll time.Duration
 	read          func(context.Context) (*cluster.Snapshot, error)
-	options       why.DefragOptions
+	options       moves.DefragOptions
 }
 
 // apply moves the pods, one after the other. Before each one it plans again with what has happened. The error says what
 // was done. The rules are removed in any case.
-func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error) {
+func (m *mover) apply(ctx context.Context, plan *moves.Defragmentation) (err error) {
 	remove, err := m.taint(ctx, plan.Keep)
 	defer func() { err = errors.Join(err, remove()) }()
 	if err != nil {
@@ -48,7 +48,7 @@ func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error
 	for done, all := 0, len(plan.Moves); ; done++ {
 		s, err := m.read(ctx)
 		if err == nil {
-			plan, err = why.Defrag(ctx, s, m.options)
+			plan, err = moves.Defrag(ctx, s, m.options)
 		}
 		switch {
 		case err != nil:
@@ -81,7 +81,7 @@ func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelecto
 	for i := range keep {
 		rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", ruleOwner, i),
 			Labels: map[string]string{ruleLabel: ruleOwner}},
-			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: why.DefragTaint}}
+			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: moves.DefragTaint}}
 		if err := rules.create(ctx, rule); apierrors.IsAlreadyExists(err) {
 			return remove, errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
 		} else if err != nil {
@@ -101,7 +101,7 @@ func (m *mover) sleep(ctx context.Context) error {
 }
 
 // move evicts the pod, and waits until it has released its devices and its replacement has a node.
-func (m *mover) move(ctx context.Context, move why.PodMove) error {
+func (m *mover) move(ctx context.Context, move moves.PodMove) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.timeout, fmt.Errorf("timeout after %s", m.timeout))
 	defer cancel()
 	before := map[types.UID]bool{}
@@ -137,7 +137,7 @@ func (m *mover) move(ctx context.Context, move why.PodMove) error {
 }
 
 // evict evicts the pod when its PodDisruptionBudgets allow that. gone means that it had ended by itself.
-func (m *mover) evict(ctx context.Context, move why.PodMove) (gone bool, err error) {
+func (m *mover) evict(ctx context.Context, move moves.PodMove) (gone bool, err error) {
 	for first := true; ; first = false {
 		outcome, err := evict.Pod(ctx, m.client.CoreV1(), move.Namespace, move.Pod, move.UID)
 		switch {
@@ -159,7 +159,7 @@ func (m *mover) evict(ctx context.Context, move why.PodMove) (gone bool, err err
 }
 
 // unreleased says which claim still has the devices of the pod; empty: none.
-func (m *mover) unreleased(ctx context.Context, move why.PodMove) (string, error) {
+func (m *mover) unreleased(ctx context.Context, move moves.PodMove) (string, error) {
 	for _, name := range move.Claims {
 		claim, err := m.client.ResourceV1().ResourceClaims(move.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -174,7 +174,7 @@ func (m *mover) unreleased(ctx context.Context, move why.PodMove) (string, error
 }
 
 // unreplaced says what the replacement of the pod lacks; empty: it has a node.
-func (m *mover) unreplaced(ctx context.Context, move why.PodMove, before map[types.UID]bool) (string, error) {
+func (m *mover) unreplaced(ctx context.Context, move moves.PodMove, before map[types.UID]bool) (string, error) {
 	pods, err := m.podsOf(ctx, move)
 	if err != nil {
 		return "", err
@@ -196,7 +196,7 @@ func (m *mover) unreplaced(ctx context.Context, move why.PodMove, before map[typ
 }
 
 // podsOf returns the pods of the controller.
-func (m *mover) podsOf(ctx context.Context, move why.PodMove) ([]corev1.Pod, error) {
+func (m *mover) podsOf(ctx context.Context, move moves.PodMove) ([]corev1.Pod, error) {
 	list, err := m.client.CoreV1().Pods(move.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err

@@ -25,6 +25,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -85,7 +86,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	s := why.Read(ctx, r, "", m)
+	s := schedule.Read(ctx, r, "", m.Claims, m.Templates)
 	stop()
 	readNamespaces(ctx, r.Client, &m)
 	if f.empty {

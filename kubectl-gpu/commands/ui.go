@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 func uiCommand(p *plugin) *cobra.Command {
@@ -69,7 +69,7 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	go b.follow(ctx, client, s)
 
 	of := newReasons(func(ctx context.Context) *cluster.Snapshot {
-		return why.Read(ctx, read.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
+		return schedule.Read(ctx, read.Reader{Client: client, Namespace: namespace}, "", nil, nil)
 	})
 	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -218,7 +219,7 @@ func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*wh
 	if err != nil {
 		return nil, err
 	}
-	s := why.Read(ctx, r, namespace, why.Manifest{})
+	s := schedule.Read(ctx, r, namespace, nil, nil)
 	stop()
 	var report *why.Answer
 	if kind != "claim" {

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -228,7 +229,7 @@ func TestWhyJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.Kind != "ReportList" || len(got.Items) != 1 || got.Items[0].Outcome != why.Waits ||
-		len(got.Items[0].Change) != 1 || got.Items[0].Change[0].Kind != why.LowerCapacity {
+		len(got.Items[0].Change) != 1 || got.Items[0].Change[0].Kind != advice.LowerCapacity {
 		t.Errorf("got %s, want one report that waits and proposes LowerCapacity", out)
 	}
 }

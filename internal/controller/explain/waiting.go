@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
@@ -227,7 +228,7 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 func (u *Waiting) read(ctx context.Context) (*cluster.Snapshot, error) {
 	reader := read.Reader{Client: u.reads, PageSize: pageSize,
 		Slim: func() func(runtime.Object) runtime.Object { return waiting.SlimObject }}
-	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
+	s := schedule.Read(ctx, reader, metav1.NamespaceAll, nil, nil)
 	return s, s.Err()
 }
 

@@ -24,10 +24,10 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/evict"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 const (
@@ -78,7 +78,7 @@ type victim struct {
 	UID       types.UID `json:"uid"`
 }
 
-func newHold(pod *corev1.Pod, plan *why.Preemption, now time.Time) *hold {
+func newHold(pod *corev1.Pod, plan *moves.Preemption, now time.Time) *hold {
 	h := &hold{uid: pod.UID, Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
 	grace := int64(0)
 	for _, v := range plan.Victims {
@@ -90,7 +90,7 @@ func newHold(pod *corev1.Pod, plan *why.Preemption, now time.Time) *hold {
 }
 
 // rules returns a rule for each device that is kept.
-func (h *hold) rules(plan *why.Preemption) (all []*resourceapi.DeviceTaintRule) {
+func (h *hold) rules(plan *moves.Preemption) (all []*resourceapi.DeviceTaintRule) {
 	text, err := json.Marshal(h)
 	if err != nil {
 		panic(err) // it can be written as JSON
@@ -100,7 +100,7 @@ func (h *hold) rules(plan *why.Preemption) (all []*resourceapi.DeviceTaintRule) 
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("preemption-%s-%d", h.uid, i),
 				Labels:      map[string]string{label: string(h.uid)},
 				Annotations: map[string]string{annotation: string(text)}},
-			Spec: resourceapi.DeviceTaintRuleSpec{Taint: why.PreemptionToken(h.uid),
+			Spec: resourceapi.DeviceTaintRuleSpec{Taint: moves.PreemptionToken(h.uid),
 				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr.To(id.Driver.String()),
 					Pool: ptr.To(id.Pool.String()), Device: ptr.To(id.Device.String())}}})
 	}
@@ -128,7 +128,7 @@ func (p *Preemptor) readHolds(ctx context.Context) error {
 }
 
 // begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later.
-func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, now time.Time) error {
+func (p *Preemptor) begin(ctx context.Context, h *hold, plan *moves.Preemption, now time.Time) error {
 	p.holds[h.uid] = h
 	for _, rule := range h.rules(plan) {
 		err := p.client.Create(ctx, rule)

@@ -29,10 +29,10 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 const (
@@ -160,7 +160,7 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 			began = true // the next round reads the cluster again
 			break
 		}
-		if errors.Is(err, why.ErrNoVictims) {
+		if errors.Is(err, moves.ErrNoVictims) {
 			inVain[owner] = true
 			continue
 		}
@@ -264,8 +264,8 @@ var errStale = errors.New("a budget has changed")
 
 // allowed plans a preemption whose victims the API would evict. It plans again without those that it refuses, and
 // counts the plans. A nil plan: none is known now. The error is errStale if a budget forbids it.
-func (p *Preemptor) allowed(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, options why.PreemptOptions,
-	plans *int, now time.Time) (*hold, *why.Preemption, error) {
+func (p *Preemptor) allowed(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, options moves.PreemptOptions,
+	plans *int, now time.Time) (*hold, *moves.Preemption, error) {
 	for range min(maxRefused, maxPlans-*plans) {
 		*plans++
 		plan, err := p.plan(ctx, s, pod, options)
@@ -283,13 +283,13 @@ func (p *Preemptor) allowed(ctx context.Context, s *cluster.Snapshot, pod *corev
 
 // plan plans a preemption. A panic concerns this pod only.
 func (p *Preemptor) plan(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod,
-	options why.PreemptOptions) (plan *why.Preemption, err error) {
+	options moves.PreemptOptions) (plan *moves.Preemption, err error) {
 	var bound bool
 	if options.Volumes, bound, err = p.volumes(ctx, pod, s.Pods); err != nil || !bound {
 		return nil, err
 	}
 	err = p.Guard.Do("plan a preemption", func() (err error) {
-		plan, err = why.Preempt(ctx, s, pod, options)
+		plan, err = moves.Preempt(ctx, s, pod, options)
 		return err
 	})
 	return plan, err

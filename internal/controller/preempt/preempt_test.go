@@ -29,9 +29,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -552,7 +552,7 @@ func TestLeftRule(t *testing.T) {
 	w.add("low", 1, first)
 	w.add("other", 20, second)
 	w.add("high", 10, "")
-	left := (&hold{uid: "high"}).rules(&why.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(
+	left := (&hold{uid: "high"}).rules(&moves.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(
 		clustertest.Driver, "node-1", second)}})[0]
 	if err := w.client.Create(t.Context(), left); err != nil {
 		t.Fatal(err)
@@ -600,7 +600,7 @@ func TestForgedRule(t *testing.T) {
 	w.add("high", 10, "", func(p *corev1.Pod) { p.Spec.PreemptionPolicy = ptr.To(corev1.PreemptNever) })
 	h := &hold{uid: "high", Namespace: "ns", Pod: "high", Node: "node-1", Until: w.now.Add(keeps), Victims: []victim{
 		{"ns", "other", "other"}, {"ns", "low", "low"}}}
-	rule := h.rules(&why.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(clustertest.Driver, "node-1",
+	rule := h.rules(&moves.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(clustertest.Driver, "node-1",
 		first)}})[0]
 	if err := w.client.Create(t.Context(), rule); err != nil {
 		t.Fatal(err)

@@ -15,20 +15,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 // pageSize is how many objects are read at once.
 const pageSize = 500
 
 // read returns what plans need of the cluster, with little of each object.
-func (p *Preemptor) read(ctx context.Context, now time.Time) (*cluster.Snapshot, why.PreemptOptions, error) {
-	s := why.Read(ctx, read.Reader{Client: p.reads, PageSize: pageSize,
-		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}, metav1.NamespaceAll, why.Manifest{})
+func (p *Preemptor) read(ctx context.Context, now time.Time) (*cluster.Snapshot, moves.PreemptOptions, error) {
+	s := schedule.Read(ctx, read.Reader{Client: p.reads, PageSize: pageSize,
+		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}, metav1.NamespaceAll, nil, nil)
 	single := map[string]bool{} // of the groups that were read
-	options := why.PreemptOptions{Now: now, Single: func(namespace, group string) bool {
+	options := moves.PreemptOptions{Now: now, Single: func(namespace, group string) bool {
 		if known, ok := single[namespace+"/"+group]; ok {
 			return known
 		}
@@ -100,7 +101,7 @@ func podOf(s *cluster.Snapshot, pod *corev1.Pod) *corev1.Pod {
 
 // after returns the snapshot after the preemption, for further plans: the victims are ending, their devices are kept,
 // and the node has room for the pod.
-func after(s *cluster.Snapshot, h *hold, plan *why.Preemption, now time.Time) *cluster.Snapshot {
+func after(s *cluster.Snapshot, h *hold, plan *moves.Preemption, now time.Time) *cluster.Snapshot {
 	next := *s
 	next.Slices = cluster.Tainted(s.Slices, h.rules(plan))
 	next.Pods = slices.Clone(s.Pods)

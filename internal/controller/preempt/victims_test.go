@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 )
 
 // A pod that somebody deletes, and that takes long to end, keeps no other one from preempting.
@@ -111,7 +111,7 @@ func TestGrace(t *testing.T) {
 	w := newWorld(t)
 	for _, grace := range []int64{0, 30, 3600, 9_300_000_000, 18_446_744_074, 1<<63 - 1} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{TerminationGracePeriodSeconds: &grace}}
-		got := newHold(&corev1.Pod{}, &why.Preemption{Victims: []*corev1.Pod{pod}}, w.now).Until.Sub(w.now)
+		got := newHold(&corev1.Pod{}, &moves.Preemption{Victims: []*corev1.Pod{pod}}, w.now).Until.Sub(w.now)
 		if want := keeps + time.Duration(min(grace, 3600))*time.Second; got != want {
 			t.Errorf("%d s: got devices kept for %v, want %v", grace, got, want)
 		}

@@ -14,7 +14,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
 )
 
 // tolerator lets the claims of a pod tolerate the taint of devices that are kept for this pod. The spec of a claim does
@@ -34,7 +34,7 @@ func (t tolerator) Handle(_ context.Context, req webhook.Request) webhook.Respon
 	if owner == nil || owner.Kind != "Pod" {
 		return webhook.Allowed("")
 	}
-	token := why.PreemptionToken(owner.UID)
+	token := moves.PreemptionToken(owner.UID)
 	toleration := resourceapi.DeviceToleration{Key: token.Key, Operator: resourceapi.DeviceTolerationOpEqual,
 		Value: token.Value, Effect: token.Effect}
 	var patches []jsonpatch.Operation

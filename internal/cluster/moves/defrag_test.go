@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"fmt"
@@ -15,109 +15,14 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/fleettest"
 )
-
-// wholeGPUs returns the names of the GPUs of a node, sorted.
-func wholeGPUs(s *cluster.Snapshot, node string) []string {
-	var all []string
-	for _, slice := range s.Slices {
-		for _, d := range slice.Spec.Devices {
-			if slice.Spec.Pool.Name == node && !slices.Contains(all, gpu.ParentName(d.Name)) {
-				all = append(all, gpu.ParentName(d.Name))
-			}
-		}
-	}
-	slices.Sort(all)
-	return all
-}
-
-// onlyGPU returns the slices with a taint on all GPUs but one, or a device of it.
-func onlyGPU(s *cluster.Snapshot, node, name string) []*resourceapi.ResourceSlice {
-	var all []*resourceapi.ResourceSlice
-	for _, slice := range s.Slices {
-		slice = slice.DeepCopy()
-		for i := range slice.Spec.Devices {
-			d := &slice.Spec.Devices[i]
-			if slice.Spec.Pool.Name != node || d.Name != name && (gpu.ParentName(d.Name) != name) {
-				d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: "other",
-					Effect: resourceapi.DeviceTaintEffectNoSchedule})
-			}
-		}
-		all = append(all, slice)
-	}
-	return all
-}
-
-// shareOf is a claim for part of a GPU: "5Gi", "1g.10gb", "whole" or "vm".
-func shareOf(what string) string {
-	switch {
-	case what == "whole":
-		return gpus("")
-	case what == "vm":
-		return requests("[{name: gpu, exactly: {deviceClassName: vfio.gpu.nvidia.com}}]")
-	case strings.Contains(what, "g."):
-		return requests("[{name: gpu, exactly: {deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: " +
-			"\"device.attributes['gpu.nvidia.com'].profile == '" + what + "'\"}}]}}]")
-	}
-	return gpus(", capacity: {requests: {memory: " + what + "}}")
-}
-
-// run adds a pod of a controller of that kind, whose claims from templates hold what is written as "NODE/GPU WHAT", the
-// GPU by number. It reports whether there is room.
-func run(t testing.TB, s *cluster.Snapshot, name, kind string, holds ...string) bool {
-	t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("pod-" + name)},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{"cpu": resource.MustParse("1")}}}}}}
-	if kind != "" {
-		p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, UID: types.UID("owner-" + name),
-			Controller: ptr.To(true)}}
-	}
-	for i, hold := range holds {
-		at, what, _ := strings.Cut(hold, " ")
-		node, number, _ := strings.Cut(at, "/")
-		p.Spec.NodeName = node
-		ref := fmt.Sprint(name, "-", i)
-		c := claim(t, ref, shareOf(what))
-		c.Namespace = "ns"
-		s.Templates = append(s.Templates, &resourceapi.ResourceClaimTemplate{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: ref, UID: types.UID("template-" + ref)},
-			Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: *c.Spec.DeepCopy()}})
-		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: ref,
-			ResourceClaimTemplateName: ptr.To(ref)})
-		p.Status.ResourceClaimStatuses = append(p.Status.ResourceClaimStatuses, corev1.PodResourceClaimStatus{Name: ref,
-			ResourceClaimName: ptr.To(ref)})
-		c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", UID: p.UID, Controller: ptr.To(true)}}
-		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: p.UID}}
-		if !holdOn(t, s, node, wholeGPUs(s, node)[number[0]-'0'], c) {
-			return false
-		}
-	}
-	s.Pods = append(s.Pods, p)
-	return true
-}
-
-// holdOn gives the claim devices of a GPU, or a device.
-func holdOn(t testing.TB, s *cluster.Snapshot, node, device string, c *resourceapi.ResourceClaim) bool {
-	t.Helper()
-	only := *s
-	only.Slices = onlyGPU(s, node, device)
-	on, results, err := judge(t, &only, nil, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if on == node {
-		c.Status.Allocation = &results[0]
-		s.Claims = append(s.Claims, c)
-	}
-	return on == node
-}
 
 // planText writes the answer, with GPUs by number.
 func planText(s *cluster.Snapshot, d *Defragmentation) string {
@@ -177,7 +82,7 @@ func TestDefrag(t *testing.T) {
 		}
 	}
 	of := func(s world, name string) *corev1.Pod {
-		p, _ := find(s.Pods, "ns", name)
+		p, _ := schedule.Find(s.Pods, "ns", name)
 		return p
 	}
 	one := func(options DefragOptions) DefragOptions {
@@ -268,7 +173,7 @@ func TestDefrag(t *testing.T) {
 				}
 				return t.Name == "x8-0"
 			})
-			claim, _ := find(s.Claims, "ns", "x9-0")
+			claim, _ := schedule.Find(s.Claims, "ns", "x9-0")
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
 				Resource: "pods", Name: "x0", UID: "pod-x0"})
 		}, defragged, "1 stay: a claim of it is not from a template, so the new pod gets the same devices (ns/x4); " +
@@ -384,7 +289,7 @@ func randomPods(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 	t.Helper()
 	s := onNodes(t, [][]string{{"a"}, {"a", "b"}, {"a", "m"}, {"a", "b", "c"}}[r.IntN(4)]...)
 	for _, n := range s.Nodes {
-		n.Status.Allocatable["cpu"] = resource.MustParse(pick(r, "3", "4", "64"))
+		n.Status.Allocatable["cpu"] = resource.MustParse(fleettest.Pick(r, "3", "4", "64"))
 	}
 	used := map[string]int64{}
 	for i := range 3 + r.IntN(9) {
@@ -393,9 +298,9 @@ func randomPods(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 			continue
 		}
 		hold := func() string {
-			what := pick(r, "1Gi", "2Gi", "4Gi", "6Gi", "8Gi", "whole")
+			what := fleettest.Pick(r, "1Gi", "2Gi", "4Gi", "6Gi", "8Gi", "whole")
 			if node.Name >= "m" {
-				what = pick(r, "1g.24gb", "1g.24gb", "2g.48gb", "5Gi", "whole")
+				what = fleettest.Pick(r, "1g.24gb", "1g.24gb", "2g.48gb", "5Gi", "whole")
 			}
 			return fmt.Sprintf("%s/%d %s", node.Name, r.IntN(2), what)
 		}
@@ -404,7 +309,8 @@ func randomPods(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 			holds = append(holds, hold())
 		}
 		before := len(s.Claims)
-		if run(t, s, fmt.Sprintf("x%02d", i), pick(r, "ReplicaSet", "ReplicaSet", "ReplicaSet", ""), holds...) {
+		if run(t, s, fmt.Sprintf("x%02d", i), fleettest.Pick(r, "ReplicaSet", "ReplicaSet", "ReplicaSet", ""),
+			holds...) {
 			used[node.Name]++
 			continue
 		}
@@ -486,7 +392,7 @@ func TestDefragRandom(t *testing.T) {
 			t.Fatal(err)
 		}
 		slim := *s
-		shorten(&slim) // as it is read from the API server
+		fleettest.Shorten(&slim, schedule.AttributesFor(&slim)) // as it is read from the API server
 		if second, err := Defrag(t.Context(), &slim, defragged); err != nil || !reflect.DeepEqual(second, d) {
 			t.Errorf("seed %d: got\n%+v, %v\nthe second time, with slim slices, want\n%+v", seed, second, err, d)
 		}
@@ -550,7 +456,7 @@ func replay(t *testing.T, seed uint64, s *cluster.Snapshot, d *Defragmentation, 
 		claims[c.Name] = c
 	}
 	for _, m := range d.Moves {
-		p, _ := find(s.Pods, m.Namespace, m.Pod)
+		p, _ := schedule.Find(s.Pods, m.Namespace, m.Pod)
 		if len(p.OwnerReferences) == 0 {
 			t.Errorf("seed %d: %s moves, and has no controller", seed, m.Pod)
 		}

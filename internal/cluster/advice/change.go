@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package advice
 
 import (
 	"fmt"
@@ -18,20 +18,49 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
-// change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
-// and more.
-type change struct {
-	kind    ChangeKind
+// ChangeKind is what a change does.
+type ChangeKind string
+
+// The kinds of changes, in the order in which they are preferred.
+const (
+	Correct        ChangeKind = "Correct"        // the name or the value that was likely meant
+	Guard          ChangeKind = "Guard"          // test for an attribute before it is used
+	RelaxClause    ChangeKind = "RelaxClause"    // another limit in a clause of an expression
+	LowerCapacity  ChangeKind = "LowerCapacity"  // a smaller amount in capacity.requests
+	LowerCount     ChangeKind = "LowerCount"     // fewer devices
+	Wait           ChangeKind = "Wait"           // until another claim has ended
+	DropConstraint ChangeKind = "DropConstraint" // without a constraint
+	DropCapacity   ChangeKind = "DropCapacity"   // without an entry of capacity.requests
+	DropClause     ChangeKind = "DropClause"     // without a clause of an expression
+	Tolerate       ChangeKind = "Tolerate"       // a toleration of a device's taint
+	UseClass       ChangeKind = "UseClass"       // another device class
+	ChangePod      ChangeKind = "ChangePod"      // node selector, affinity, tolerations or resources of the pod
+)
+
+// Change is one change of a claim or pod, or one claim to wait for.
+type Change struct {
+	Kind ChangeKind `json:"kind"`
+	// In is the object to change, such as "ResourceClaimTemplate ns/name". For Wait, it is the claim to wait for.
+	In      string `json:"in"`
+	Request string `json:"request,omitempty"`
+	Text    string `json:"text"`
+}
+
+// Proposal is a possible change of a workload. It has levels from mild to loose: each admits what the one before
+// admits, and more.
+type Proposal struct {
+	Kind    ChangeKind
 	in      string
 	request string
-	target  target
-	levels  int
-	text    func(level int) string
-	apply   func(w *workload, level int)
-	only    *nodeGroup // the only nodes where the change helps by itself; nil: any
+	Target  target
+	Levels  int
+	Text    func(level int) string
+	apply   func(w *schedule.Workload, level int)
+	only    *schedule.Group // the only nodes where the change helps by itself; nil: any
 	// try are the levels to try one by one, if a looser level may admit less: a request for all devices gets none if it
 	// matches one that it cannot have. nil: the looser the better.
 	try []int
@@ -41,36 +70,41 @@ type change struct {
 // clause.
 type target struct {
 	field   string // of a request, claim or pod, or "wait"
-	request requestID
+	request schedule.RequestID
 	// number is that of a selector and its clause, of a constraint, or of a container and its resource.
 	number, clause int
 	name           string // of a capacity, taint, label or resource, or the UID of a claim
 }
 
-// rank orders the kinds of changes: the first are preferred.
-func (c *change) rank() int { return slices.Index(kinds, c.kind) }
+// clauseOf returns what changes of one clause have in common.
+func clauseOf(r schedule.SelectorRef, number int) target {
+	return target{field: "clause", request: r.RequestID, number: r.Selector, clause: number}
+}
 
-var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint,
-	DropCapacity, DropClause,
-	Tolerate, UseClass, ChangePod}
+// rank orders the kinds of changes: the first are preferred.
+func (c *Proposal) rank() int { return slices.Index(Kinds, c.Kind) }
+
+// Kinds are all kinds, in the order in which they are preferred.
+var Kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity,
+	DropClause, Tolerate, UseClass, ChangePod}
 
 // proposals lists the changes of a workload that the package knows.
 type proposals struct {
-	*question
-	candidates map[requestID][]candidate
+	*schedule.Question
+	Candidates map[schedule.RequestID][]schedule.Candidate
 }
 
 func one(text string) func(int) string { return func(int) string { return text } }
 
-// changes returns all changes, in the order of their rank, and the claims to wait for on each group of nodes.
-func (ps *proposals) changes() (ofClaims []*change, waits []*change) {
-	of := make([][]*change, len(ps.w.claims))
-	for i := range ps.w.claims {
+// Changes returns all changes, in the order of their rank, and the claims to wait for on each group of nodes.
+func (ps *proposals) Changes() (ofClaims []*Proposal, waits []*Proposal) {
+	of := make([][]*Proposal, len(ps.Workload.Claims))
+	for i := range ps.Workload.Claims {
 		of[i] = ps.claimChanges(i)
 		if first := ps.equalBefore(i); first < i { // of the same template: a change of that changes both
 			for n, c := range of[first] {
 				apply, other := c.apply, of[i][n].apply
-				c.apply = func(w *workload, level int) {
+				c.apply = func(w *schedule.Workload, level int) {
 					apply(w, level)
 					other(w, level)
 				}
@@ -80,15 +114,15 @@ func (ps *proposals) changes() (ofClaims []*change, waits []*change) {
 		ofClaims = append(ofClaims, of[i]...)
 	}
 	ofClaims = append(ofClaims, ps.podChanges()...)
-	slices.SortStableFunc(ofClaims, func(a, b *change) int { return a.rank() - b.rank() })
+	slices.SortStableFunc(ofClaims, func(a, b *Proposal) int { return a.rank() - b.rank() })
 	return ofClaims, ps.waits()
 }
 
 // equalBefore returns the first claim that is equal and of the same object, or the claim itself.
 func (ps *proposals) equalBefore(claim int) int {
 	for i := range claim {
-		if ps.w.origins[i].object == ps.w.origins[claim].object &&
-			equality.Semantic.DeepEqual(ps.w.claims[i].Spec, ps.w.claims[claim].Spec) {
+		if ps.Workload.Origins[i].Object == ps.Workload.Origins[claim].Object &&
+			equality.Semantic.DeepEqual(ps.Workload.Claims[i].Spec, ps.Workload.Claims[claim].Spec) {
 			return i
 		}
 	}
@@ -96,16 +130,16 @@ func (ps *proposals) equalBefore(claim int) int {
 }
 
 // claimChanges returns the changes of a claim.
-func (ps *proposals) claimChanges(claim int) []*change {
-	if ps.w.origins[claim].extended != nil {
+func (ps *proposals) claimChanges(claim int) []*Proposal {
+	if ps.Workload.Origins[claim].Extended != nil {
 		return ps.extendedChanges(claim)
 	}
-	var all []*change
-	for i := range cluster.Subrequests(&ps.w.claims[claim].Spec) {
-		of := ps.candidates[requestID{claim, i}]
+	var all []*Proposal
+	for i := range cluster.Subrequests(&ps.Workload.Claims[claim].Spec) {
+		of := ps.Candidates[schedule.RequestID{Claim: claim, Number: i}]
 		corrections := ps.corrections(claim, i, of)
-		all = slices.Concat(all, corrections, slices.DeleteFunc(ps.clauseChanges(claim, i, of), func(c *change) bool {
-			return slices.ContainsFunc(corrections, func(right *change) bool { return right.target == c.target })
+		all = slices.Concat(all, corrections, slices.DeleteFunc(ps.clauseChanges(claim, i, of), func(c *Proposal) bool {
+			return slices.ContainsFunc(corrections, func(right *Proposal) bool { return right.Target == c.Target })
 		}),
 			ps.capacityChanges(claim, i, of), ps.countChanges(claim, i, of), ps.tolerations(claim, i, of),
 			ps.classChanges(claim, i, of))
@@ -115,47 +149,48 @@ func (ps *proposals) claimChanges(claim int) []*change {
 
 // extendedChanges lowers what each container requests of the extended resources of classes. A pod can say no more about
 // their devices.
-func (ps *proposals) extendedChanges(claim int) []*change {
-	var all []*change
-	for i, c := range slices.Concat(ps.w.pod.Spec.InitContainers, ps.w.pod.Spec.Containers) {
+func (ps *proposals) extendedChanges(claim int) []*Proposal {
+	var all []*Proposal
+	for i, c := range slices.Concat(ps.Workload.Pod.Spec.InitContainers, ps.Workload.Pod.Spec.Containers) {
 		for j, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
 			now := c.Resources.Requests[name]
-			if ps.ofClass(name) == nil || now.Value() < 2 {
+			if ps.OfClass(name) == nil || now.Value() < 2 {
 				continue
 			}
-			all = append(all, lowerCount(ps.w.origins[claim].object, fit.ExtendedRequest(i, j),
-				target{field: "container", request: requestID{claim, i}, number: j}, fmt.Sprintf("instead of %d",
+			all = append(all, lowerCount(ps.Workload.Origins[claim].Object, fit.ExtendedRequest(i, j),
+				target{field: "container", request: schedule.RequestID{Claim: claim, Number: i}, number: j},
+				fmt.Sprintf("instead of %d",
 					now.Value()), now.Value()-1,
-				func(w *workload, count int64) {
-					containers := slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers)
-					containers[i].Resources.Requests[name] = *newQuantity(count)
-					w.origins = slices.Clone(w.origins)
-					w.claims[claim].Spec.Devices.Requests, w.origins[claim].extended = ps.extendedOf(w.pod)
+				func(w *schedule.Workload, count int64) {
+					containers := slices.Concat(w.Pod.Spec.InitContainers, w.Pod.Spec.Containers)
+					containers[i].Resources.Requests[name] = *schedule.NewQuantity(count)
+					w.Origins = slices.Clone(w.Origins)
+					w.Claims[claim].Spec.Devices.Requests, w.Origins[claim].Extended = ps.ExtendedOf(w.Pod)
 				}))
 		}
 	}
 	return all
 }
 
-func (ps *proposals) clauseChanges(claim, number int, candidates []candidate) []*change {
-	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
-	var all []*change
+func (ps *proposals) clauseChanges(claim, number int, candidates []schedule.Candidate) []*Proposal {
+	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
+	var all []*Proposal
 	for k := range *p.Selectors {
-		ref := selectorRef{requestID{claim, number}, k}
-		for n, c := range ps.w.clauses[ref] {
+		ref := schedule.SelectorRef{RequestID: schedule.RequestID{Claim: claim, Number: number}, Selector: k}
+		for n, c := range ps.Workload.Clauses[ref] {
 			at := func(kind ChangeKind, levels int, text func(int) string, clause func(int) string) {
-				all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.Name,
-					target: ref.clause(n), levels: levels, text: text,
-					apply: func(w *workload, level int) { w.setClause(ref, n, clause(level)) }})
+				all = append(all, &Proposal{Kind: kind, in: ps.Workload.Origins[claim].Object, request: p.Name,
+					Target: clauseOf(ref, n), Levels: levels, Text: text,
+					apply: func(w *schedule.Workload, level int) { w.SetClause(ref, n, clause(level)) }})
 				if p.All() && levels > 1 {
-					all[len(all)-1].try = upTo(levels)
+					all[len(all)-1].try = UpTo(levels)
 				}
 			}
-			if c.Text == "true" || c.Text == never && p.Alternative >= 0 {
+			if c.Text == "true" || c.Text == schedule.Never && p.Alternative >= 0 {
 				continue
 			}
-			if slices.ContainsFunc(candidates, func(f candidate) bool {
-				return slices.Contains(f.errors, clauseRef{k, n})
+			if slices.ContainsFunc(candidates, func(f schedule.Candidate) bool {
+				return slices.Contains(f.Errors, schedule.ClauseRef{Selector: k, Clause: n})
 			}) && len(c.Paths) > 0 {
 				at(Guard, 1, one("test that the device has the attribute first: "+c.Guard()), one(c.Guard()))
 			}
@@ -171,16 +206,16 @@ func (ps *proposals) clauseChanges(claim, number int, candidates []candidate) []
 }
 
 // beyond returns the values that devices of the class have beyond the limit, those next to it first.
-func beyond(l *selectors.Limit, candidates []candidate) []selectors.Number {
+func beyond(l *selectors.Limit, candidates []schedule.Candidate) []selectors.Number {
 	if l == nil {
 		return nil
 	}
 	var all []selectors.Number
 	for _, f := range candidates {
-		if !f.ofClass() {
+		if !f.OfClass() {
 			continue
 		}
-		if n, ok := l.Of(f.slice.Spec.Driver, f.device); ok && !l.Meets(n) {
+		if n, ok := l.Of(f.Slice.Spec.Driver, f.Device); ok && !l.Meets(n) {
 			all = append(all, n)
 		}
 	}
@@ -197,14 +232,14 @@ func beyond(l *selectors.Limit, candidates []candidate) []selectors.Number {
 type quantities = map[resourceapi.QualifiedName]resource.Quantity
 
 // capacityChanges lowers what the request asks of a capacity, down to what devices give at least, or removes it.
-func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) []*change {
-	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
+func (ps *proposals) capacityChanges(claim, number int, candidates []schedule.Candidate) []*Proposal {
+	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
 	names := map[resourceapi.QualifiedName]bool{}
 	for _, f := range candidates {
-		if f.device.AllowMultipleAllocations == nil || !*f.device.AllowMultipleAllocations || !f.ofClass() {
+		if f.Device.AllowMultipleAllocations == nil || !*f.Device.AllowMultipleAllocations || !f.OfClass() {
 			continue
 		}
-		for name, c := range f.device.Capacity {
+		for name, c := range f.Device.Capacity {
 			names[name] = names[name] || c.RequestPolicy != nil
 		}
 	}
@@ -213,16 +248,16 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 			names[name] = true
 		}
 	}
-	var all []*change
+	var all []*Proposal
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if !names[name] {
 			continue
 		}
-		of := target{field: "capacity", request: requestID{claim, number}, name: string(name)}
+		of := target{field: "capacity", request: schedule.RequestID{Claim: claim, Number: number}, name: string(name)}
 		change := func(kind ChangeKind, levels int, text func(int) string, set func(all quantities, level int)) {
-			all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.Name, target: of,
-				levels: levels, text: text, apply: func(w *workload, level int) {
-					part := cluster.Subrequests(&w.claims[claim].Spec)[number]
+			all = append(all, &Proposal{Kind: kind, in: ps.Workload.Origins[claim].Object, request: p.Name, Target: of,
+				Levels: levels, Text: text, apply: func(w *schedule.Workload, level int) {
+					part := cluster.Subrequests(&w.Claims[claim].Spec)[number]
 					if *part.Capacity == nil {
 						*part.Capacity = &resourceapi.CapacityRequirements{}
 					}
@@ -232,7 +267,7 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 					set((*part.Capacity).Requests, level)
 				}})
 		}
-		now := quantityOf(p, name)
+		now := schedule.QuantityOf(p, name)
 		instead := "instead of all of it"
 		if now != nil {
 			instead = "instead of " + now.String()
@@ -254,14 +289,14 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) 
 
 // amounts returns the amounts below what is requested, in the steps of the devices, the largest first. nil: nothing is
 // requested, which means all of a device.
-func amounts(name resourceapi.QualifiedName, now *resource.Quantity, candidates []candidate) (int,
+func amounts(name resourceapi.QualifiedName, now *resource.Quantity, candidates []schedule.Candidate) (int,
 	func(int) resource.Quantity) {
 	var least, step, most int64
 	var format resource.Format
 	found := false
 	for _, f := range candidates {
-		c, ok := f.device.Capacity[name]
-		if !ok || !f.ofClass() {
+		c, ok := f.Device.Capacity[name]
+		if !ok || !f.OfClass() {
 			continue
 		}
 		low, by := int64(1), int64(1)
@@ -299,15 +334,15 @@ func amounts(name resourceapi.QualifiedName, now *resource.Quantity, candidates 
 
 // levelsAt returns the levels at which devices begin to have the amount: in all, and beside other claims.
 func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resource.Quantity,
-	candidates []candidate) []int {
+	candidates []schedule.Candidate) []int {
 	var all []int
 	for _, f := range candidates {
-		c, ok := f.device.Capacity[name]
+		c, ok := f.Device.Capacity[name]
 		if !ok {
 			continue
 		}
 		left := c.Value.DeepCopy()
-		if used := f.group.held.Capacity(fit.NameOf(f.slice.Spec.Driver, f.slice.Spec.Pool.Name, f.device.Name),
+		if used := f.Group.Held.Capacity(fit.NameOf(f.Slice.Spec.Driver, f.Slice.Spec.Pool.Name, f.Device.Name),
 			name); used != nil {
 			left.Sub(*used)
 		}
@@ -324,8 +359,8 @@ func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resou
 	return slices.Compact(append(all, levels-1))
 }
 
-// upTo returns the numbers below n.
-func upTo(n int) []int {
+// UpTo returns the numbers below n.
+func UpTo(n int) []int {
 	all := make([]int, n)
 	for i := range all {
 		all[i] = i
@@ -333,15 +368,15 @@ func upTo(n int) []int {
 	return all
 }
 
-func (ps *proposals) countChanges(claim, number int, candidates []candidate) []*change {
-	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
+func (ps *proposals) countChanges(claim, number int, candidates []schedule.Candidate) []*Proposal {
+	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
 	most, instead := *p.Count-1, fmt.Sprintf("instead of %d", *p.Count)
 	if p.All() {
-		onNode := map[*nodeGroup]int64{}
+		onNode := map[*schedule.Group]int64{}
 		for _, f := range candidates {
-			if f.ofClass() {
-				onNode[f.group]++
-				most = max(most, onNode[f.group])
+			if f.OfClass() {
+				onNode[f.Group]++
+				most = max(most, onNode[f.Group])
 			}
 		}
 		instead = "instead of all (allocationMode: ExactCount)"
@@ -350,47 +385,49 @@ func (ps *proposals) countChanges(claim, number int, candidates []candidate) []*
 	if most < 1 {
 		return nil
 	}
-	return []*change{lowerCount(ps.w.origins[claim].object, p.Name, target{field: "count", request: requestID{claim,
-		number}}, instead,
-		most, func(w *workload, count int64) {
-			p := cluster.Subrequests(&w.claims[claim].Spec)[number]
+	return []*Proposal{lowerCount(ps.Workload.Origins[claim].Object, p.Name, target{field: "count",
+		request: schedule.RequestID{Claim: claim, Number: number}}, instead,
+		most, func(w *schedule.Workload, count int64) {
+			p := cluster.Subrequests(&w.Claims[claim].Spec)[number]
 			*p.Mode, *p.Count = resourceapi.DeviceAllocationModeExactCount, count
 		})}
 }
 
 // lowerCount returns a change to at most that many devices.
-func lowerCount(in, request string, of target, instead string, most int64, set func(w *workload, count int64)) *change {
-	return &change{kind: LowerCount, in: in, request: request, target: of, levels: int(most),
-		text: func(level int) string {
+func lowerCount(in, request string, of target, instead string, most int64, set func(w *schedule.Workload,
+	count int64)) *Proposal {
+	return &Proposal{Kind: LowerCount, in: in, request: request, Target: of, Levels: int(most),
+		Text: func(level int) string {
 			n := int(most) - level
-			return fmt.Sprintf("ask for %d %s %s", n, plural(n, "device", "devices"), instead)
+			return fmt.Sprintf("ask for %d %s %s", n, schedule.Plural(n, "device", "devices"), instead)
 		},
-		apply: func(w *workload, level int) { set(w, most-int64(level)) }}
+		apply: func(w *schedule.Workload, level int) { set(w, most-int64(level)) }}
 }
 
-func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*change {
-	name := cluster.Subrequests(&ps.w.claims[claim].Spec)[number].Name
+func (ps *proposals) tolerations(claim, number int, candidates []schedule.Candidate) []*Proposal {
+	name := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number].Name
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
-		if f.ofClass() {
-			for _, t := range f.taints {
+		if f.OfClass() {
+			for _, t := range f.Taints {
 				// One of the driver: the device does not work, or is kept for others. Its keys do not have its name.
 				of, _, _ := strings.Cut(t.Key, "/")
-				if of != f.slice.Spec.Driver && !strings.HasSuffix(of, "gpu.nvidia.com") {
+				if of != f.Slice.Spec.Driver && !strings.HasSuffix(of, "gpu.nvidia.com") {
 					found[cluster.TaintText(t)] = t
 				}
 			}
 		}
 	}
-	var all []*change
+	var all []*Proposal
 	for _, text := range slices.Sorted(maps.Keys(found)) {
 		with := resourceapi.DeviceToleration{Key: found[text].Key, Operator: resourceapi.DeviceTolerationOpEqual,
 			Value: found[text].Value, Effect: found[text].Effect}
-		all = append(all, &change{kind: Tolerate, in: ps.w.origins[claim].object, request: name,
-			target: target{field: "taint", request: requestID{claim, number}, name: text}, levels: 1,
-			text: one("tolerate the taint " + text + " of the device, if who set it agrees"),
-			apply: func(w *workload, _ int) {
-				p := cluster.Subrequests(&w.claims[claim].Spec)[number]
+		all = append(all, &Proposal{Kind: Tolerate, in: ps.Workload.Origins[claim].Object, request: name,
+			Target: target{field: "taint", request: schedule.RequestID{Claim: claim, Number: number}, name: text},
+			Levels: 1,
+			Text:   one("tolerate the taint " + text + " of the device, if who set it agrees"),
+			apply: func(w *schedule.Workload, _ int) {
+				p := cluster.Subrequests(&w.Claims[claim].Spec)[number]
 				*p.Tolerations = append(*p.Tolerations, with)
 			}})
 	}
@@ -398,23 +435,25 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 }
 
 // classChanges offers other classes for one that does not exist, or that has no device.
-func (ps *proposals) classChanges(claim, number int, candidates []candidate) []*change {
-	p := cluster.Subrequests(&ps.w.claims[claim].Spec)[number]
-	if ps.classes[*p.Class] != nil && slices.ContainsFunc(candidates, candidate.ofClass) {
+func (ps *proposals) classChanges(claim, number int, candidates []schedule.Candidate) []*Proposal {
+	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
+	if ps.ClassByName[*p.Class] != nil && slices.ContainsFunc(candidates, schedule.Candidate.OfClass) {
 		return nil
 	}
-	var all []*change
+	var all []*Proposal
 	for _, name := range ps.otherClasses(*p.Class) {
-		all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.Name,
-			target: target{field: "class", request: requestID{claim, number}}, levels: 1,
-			text:  one("use the class " + name),
-			apply: func(w *workload, _ int) { *cluster.Subrequests(&w.claims[claim].Spec)[number].Class = name }})
+		all = append(all, &Proposal{Kind: UseClass, in: ps.Workload.Origins[claim].Object, request: p.Name,
+			Target: target{field: "class", request: schedule.RequestID{Claim: claim, Number: number}}, Levels: 1,
+			Text: one("use the class " + name),
+			apply: func(w *schedule.Workload, _ int) {
+				*cluster.Subrequests(&w.Claims[claim].Spec)[number].Class = name
+			}})
 	}
 	return all
 }
 
-// constraintText names a constraint.
-func constraintText(c resourceapi.DeviceConstraint) string {
+// ConstraintText names a constraint.
+func ConstraintText(c resourceapi.DeviceConstraint) string {
 	text := ""
 	switch {
 	case c.MatchAttribute != nil:
@@ -428,17 +467,17 @@ func constraintText(c resourceapi.DeviceConstraint) string {
 	return text
 }
 
-func (ps *proposals) constraintChanges(claim int) []*change {
-	var all []*change
-	for n, c := range ps.w.claims[claim].Spec.Devices.Constraints {
-		all = append(all, &change{kind: DropConstraint, in: ps.w.origins[claim].object,
-			target: target{field: "constraint", request: requestID{claim: claim}, number: n}, levels: 1,
-			text: one("remove the constraint " + constraintText(c)),
-			apply: func(w *workload, _ int) {
+func (ps *proposals) constraintChanges(claim int) []*Proposal {
+	var all []*Proposal
+	for n, c := range ps.Workload.Claims[claim].Spec.Devices.Constraints {
+		all = append(all, &Proposal{Kind: DropConstraint, in: ps.Workload.Origins[claim].Object,
+			Target: target{field: "constraint", request: schedule.RequestID{Claim: claim}, number: n}, Levels: 1,
+			Text: one("remove the constraint " + ConstraintText(c)),
+			apply: func(w *schedule.Workload, _ int) {
 				// Changes of one workload may be applied in any order: the constraint is found by its content.
-				constraints := &w.claims[claim].Spec.Devices.Constraints
+				constraints := &w.Claims[claim].Spec.Devices.Constraints
 				if at := slices.IndexFunc(*constraints, func(other resourceapi.DeviceConstraint) bool {
-					return constraintText(other) == constraintText(c)
+					return ConstraintText(other) == ConstraintText(c)
 				}); at >= 0 {
 					*constraints = slices.Delete(*constraints, at, at+1)
 				}
@@ -447,17 +486,17 @@ func (ps *proposals) constraintChanges(claim int) []*change {
 	return all
 }
 
-func (ps *proposals) podChanges() []*change {
-	pod := ps.w.pod
+func (ps *proposals) podChanges() []*Proposal {
+	pod := ps.Workload.Pod
 	if pod == nil {
 		return nil
 	}
-	var all []*change
+	var all []*Proposal
 	in := "Pod " + pod.Namespace + "/" + pod.Name
 	add := func(field, name string, levels int, text func(int) string, apply func(*corev1.Pod, int)) {
-		all = append(all, &change{kind: ChangePod, in: in, target: target{field: field, name: name}, levels: levels,
-			text:  text,
-			apply: func(w *workload, level int) { apply(w.pod, level) }})
+		all = append(all, &Proposal{Kind: ChangePod, in: in, Target: target{field: field, name: name}, Levels: levels,
+			Text:  text,
+			apply: func(w *schedule.Workload, level int) { apply(w.Pod, level) }})
 	}
 	for _, key := range slices.Sorted(maps.Keys(pod.Spec.NodeSelector)) {
 		add("nodeSelector", key, 1, one(fmt.Sprintf("remove the node selector %s=%s", key, pod.Spec.NodeSelector[key])),
@@ -470,14 +509,14 @@ func (ps *proposals) podChanges() []*change {
 		})
 	}
 	taints, scarce := map[string]corev1.Taint{}, map[corev1.ResourceName][]resource.Quantity{}
-	for _, s := range ps.groups {
-		for _, t := range taintsOf(s.node) {
-			if !tolerated(pod, t) && !ofCluster(t) {
+	for _, s := range ps.Groups {
+		for _, t := range schedule.TaintsOf(s.Node) {
+			if !schedule.Tolerated(pod, t) && !schedule.OfCluster(t) {
 				taints[t.ToString()] = t
 			}
 		}
-		for _, name := range ps.short(pod, s.node) {
-			if free := ps.free(s.node, name); !isExtended(name) || !free.IsZero() {
+		for _, name := range ps.Short(pod, s.Node) {
+			if free := ps.Free(s.Node, name); !schedule.IsExtended(name) || !free.IsZero() {
 				scarce[name] = append(scarce[name], free)
 			}
 		}
@@ -493,7 +532,7 @@ func (ps *proposals) podChanges() []*change {
 		if name == corev1.ResourcePods {
 			continue // each pod counts as one
 		}
-		if c := lowerResource(in, pod, name, scarce[name]); c.levels > 0 {
+		if c := lowerResource(in, pod, name, scarce[name]); c.Levels > 0 {
 			all = append(all, c)
 		}
 	}
@@ -503,10 +542,10 @@ func (ps *proposals) podChanges() []*change {
 // lowerResource lowers a resource that the pod requests to what nodes have left. The pod's requests become those of the
 // pod itself, or of one container where a pod cannot have the resource, so that the sum is right. The overhead of the
 // pod stays.
-func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []resource.Quantity) *change {
+func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []resource.Quantity) *Proposal {
 	slices.SortFunc(free, func(a, b resource.Quantity) int { return b.Cmp(a) })
 	free = slices.CompactFunc(free, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
-	now, of := requestsOf(pod)[name], "for the pod"
+	now, of := schedule.RequestsOf(pod)[name], "for the pod"
 	overhead := pod.Spec.Overhead[name]
 	now.Sub(overhead)
 	for i := range free {
@@ -516,22 +555,22 @@ func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []
 	if !resourcehelper.IsSupportedPodLevelResource(name) {
 		of = "for all containers together"
 	}
-	return &change{kind: ChangePod, in: in, target: target{field: "resources", name: string(name)}, levels: len(free),
-		text: func(level int) string {
+	return &Proposal{Kind: ChangePod, in: in, Target: target{field: "resources", name: string(name)}, Levels: len(free),
+		Text: func(level int) string {
 			return fmt.Sprintf("request %s %s %s instead of %s", free[level].String(), name, of, now.String())
 		},
-		apply: func(w *workload, level int) {
-			for _, containers := range [][]corev1.Container{w.pod.Spec.InitContainers, w.pod.Spec.Containers} {
+		apply: func(w *schedule.Workload, level int) {
+			for _, containers := range [][]corev1.Container{w.Pod.Spec.InitContainers, w.Pod.Spec.Containers} {
 				for i := range containers {
 					delete(containers[i].Resources.Requests, name)
 				}
 			}
-			all := &w.pod.Spec.Containers[0].Resources
+			all := &w.Pod.Spec.Containers[0].Resources
 			if resourcehelper.IsSupportedPodLevelResource(name) {
-				if w.pod.Spec.Resources == nil {
-					w.pod.Spec.Resources = &corev1.ResourceRequirements{}
+				if w.Pod.Spec.Resources == nil {
+					w.Pod.Spec.Resources = &corev1.ResourceRequirements{}
 				}
-				all = w.pod.Spec.Resources
+				all = w.Pod.Spec.Resources
 			}
 			if all.Requests == nil {
 				all.Requests = corev1.ResourceList{}
@@ -540,21 +579,21 @@ func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []
 		}}
 }
 
-// waitUntil begins the text of a Wait.
-const waitUntil = "wait until "
+// WaitUntil begins the text of a Wait.
+const WaitUntil = "wait until "
 
 // waits returns a change for each claim that holds devices of a group: that it has ended. Those that are being deleted
 // come first, then those with few devices.
-func (ps *proposals) waits() []*change {
-	var all []*change
-	size, leaves := map[*change]int{}, map[*change]bool{}
-	seen := map[*resourceapi.ResourceClaim]*change{}
+func (ps *proposals) waits() []*Proposal {
+	var all []*Proposal
+	size, leaves := map[*Proposal]int{}, map[*Proposal]bool{}
+	seen := map[*resourceapi.ResourceClaim]*Proposal{}
 	own := map[string]bool{}
-	for _, claim := range ps.w.allocated {
+	for _, claim := range ps.Workload.Allocated {
 		own[string(claim.UID)] = true
 	}
-	for _, s := range ps.groups {
-		for _, claim := range s.holders {
+	for _, s := range ps.Groups {
+		for _, claim := range s.Holders {
 			if own[string(claim.UID)] {
 				continue
 			}
@@ -563,13 +602,13 @@ func (ps *proposals) waits() []*change {
 				continue
 			}
 			in, text := ps.waitText(claim)
-			c := &change{kind: Wait, in: in, target: target{field: "wait", name: string(claim.UID)}, levels: 1,
-				only: s, text: one(text), apply: func(w *workload, _ int) { w.ended[claim.UID] = true }}
+			c := &Proposal{Kind: Wait, in: in, Target: target{field: "wait", name: string(claim.UID)}, Levels: 1,
+				only: s, Text: one(text), apply: func(w *schedule.Workload, _ int) { w.Ended[claim.UID] = true }}
 			seen[claim], size[c], leaves[c] = c, len(cluster.Results(claim)), claim.DeletionTimestamp != nil
 			all = append(all, c)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b *change) int {
+	slices.SortStableFunc(all, func(a, b *Proposal) int {
 		if leaves[a] != leaves[b] {
 			if leaves[a] {
 				return -1
@@ -581,20 +620,13 @@ func (ps *proposals) waits() []*change {
 	return all
 }
 
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
-}
-
 // waitText returns the claim to wait for, and the text of the wait.
 func (ps *proposals) waitText(claim *resourceapi.ResourceClaim) (in, text string) {
-	if ps.HideOthers && claim.Namespace != ps.w.namespace() {
-		return "a ResourceClaim of another namespace", waitUntil + "a claim of another namespace has ended"
+	if ps.HideOthers && claim.Namespace != ps.Workload.Namespace() {
+		return "a ResourceClaim of another namespace", WaitUntil + "a claim of another namespace has ended"
 	}
 	name := claim.Namespace + "/" + claim.Name
-	text = waitUntil + "claim " + name + " has ended"
+	text = WaitUntil + "claim " + name + " has ended"
 	if since := cluster.Since(claim); since != nil {
 		text += ", which has had its devices since " + since.UTC().Format(time.RFC3339)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	"slices"
@@ -37,7 +37,7 @@ func TestPodsAreReadAfterClaims(t *testing.T) {
 			}
 			return o
 		}
-	}}, metav1.NamespaceAll, Manifest{})
+	}}, metav1.NamespaceAll, nil, nil)
 	if !seen || early || !podsAreListed() {
 		t.Errorf("got a claim read: %t, the pods listed before: %t, want the pods listed afterwards", seen, early)
 	}

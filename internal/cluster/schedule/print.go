@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	"crypto/sha256"
@@ -19,24 +19,24 @@ import (
 
 // print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
 // attributes of other names. nil: all attributes count.
-func (s *nodeGroup) print(names map[string]bool) string {
+func (s *Group) print(names map[string]bool) string {
 	var b strings.Builder
 	pools := map[cluster.PoolID][]*resourceapi.ResourceSlice{}
-	for _, slice := range s.slices {
-		if ptr.Deref(slice.Spec.NodeName, "") == s.node.Name {
+	for _, slice := range s.Slices {
+		if ptr.Deref(slice.Spec.NodeName, "") == s.Node.Name {
 			pools[cluster.PoolOf(slice)] = append(pools[cluster.PoolOf(slice)], slice)
 			continue
 		}
 		// A slice of several nodes is the same for all that it matches.
-		fmt.Fprintln(&b, slice.Name, fit.Near(s.node, slice, nil))
+		fmt.Fprintln(&b, slice.Name, fit.Near(s.Node, slice, nil))
 		if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
-			fmt.Fprintln(&b, s.node.Name) // its devices may be of single nodes
+			fmt.Fprintln(&b, s.Node.Name) // its devices may be of single nodes
 		}
 	}
 	uses := s.uses()
 	var texts []string
 	for id, of := range pools {
-		texts = append(texts, strings.TrimPrefix(id.Pool, s.node.Name)+" "+poolPrint(id, of, uses, names))
+		texts = append(texts, strings.TrimPrefix(id.Pool, s.Node.Name)+" "+poolPrint(id, of, uses, names))
 	}
 	slices.Sort(texts)
 	b.WriteString(strings.Join(texts, "\n"))
@@ -45,9 +45,9 @@ func (s *nodeGroup) print(names map[string]bool) string {
 
 // uses returns what claims hold of each device. A claim with a single device of the node has no name; others are
 // numbered.
-func (s *nodeGroup) uses() map[cluster.PoolID]map[string]string {
+func (s *Group) uses() map[cluster.PoolID]map[string]string {
 	uses := map[cluster.PoolID]map[string]string{}
-	for number, claim := range s.holders {
+	for number, claim := range s.Holders {
 		results := cluster.Results(claim)
 		who := "one"
 		if len(results) > 1 {

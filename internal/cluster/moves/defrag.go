@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -115,7 +116,7 @@ type freeable struct {
 
 // defragmenter plans moves on a snapshot.
 type defragmenter struct {
-	*index
+	*schedule.Cluster
 	DefragOptions
 	ctx       context.Context
 	deadline  time.Time
@@ -142,7 +143,7 @@ func Defrag(ctx context.Context, s *cluster.Snapshot, o DefragOptions) (*Defragm
 	without.Quotas, without.GPUQuotas, without.Unread = nil, nil, maps.Clone(s.Unread)
 	delete(without.Unread, cluster.Quotas)
 	delete(without.Unread, cluster.GPUQuotas)
-	d := &defragmenter{index: newIndex(&without), DefragOptions: o, ctx: ctx, ofDevice: map[string]*physicalGPU{},
+	d := &defragmenter{Cluster: schedule.New(&without), DefragOptions: o, ctx: ctx, ofDevice: map[string]*physicalGPU{},
 		deadline: time.Now().Add(cmp.Or(o.Timeout, defragTimeout)), nodeNamed: map[string]*corev1.Node{},
 		movers: map[types.UID]*mover{}, kept: map[*physicalGPU]bool{}, unfit: map[string]bool{}}
 	d.addGPUs()
@@ -152,7 +153,7 @@ func Defrag(ctx context.Context, s *cluster.Snapshot, o DefragOptions) (*Defragm
 
 // addGPUs fills in the GPUs, and which of them are kept idle.
 func (d *defragmenter) addGPUs() {
-	for _, n := range d.nodes {
+	for _, n := range d.AllNodes {
 		d.nodeNamed[n.Name] = n
 	}
 	nodes := map[cluster.PoolID]string{}
@@ -204,7 +205,7 @@ func (g *physicalGPU) left(more int64) float64 {
 
 // takesPods reports whether the node exists and takes new pods, as far as its own state matters.
 func takesPods(node *corev1.Node) bool {
-	return node != nil && !slices.ContainsFunc(taintsOf(node), func(t corev1.Taint) bool {
+	return node != nil && !slices.ContainsFunc(schedule.TaintsOf(node), func(t corev1.Taint) bool {
 		return strings.HasPrefix(t.Key, "node.kubernetes.io/")
 	})
 }
@@ -284,7 +285,7 @@ func (d *defragmenter) cheapest(all []*freeable) *Defragmentation {
 		}
 		t := d.newTrial(c)
 		ok, err := t.place(c.movers)
-		if t.slow > 0 || err != nil {
+		if t.Slow > 0 || err != nil {
 			late++
 		}
 		if !ok {
@@ -332,26 +333,26 @@ func stays(all []*freeable) []Stays {
 
 // trial places the pods of a candidate elsewhere.
 type trial struct {
-	*question // its index counts what the pods on the nodes request
-	d         *defragmenter
-	freed     []*physicalGPU
-	ended     map[types.UID]bool     // claims of the pods
-	left      map[string]bool        // nodes that pods have left
-	more      map[*physicalGPU]int64 // bytes that are held besides; negative: less
-	placed    []*resourceapi.ResourceClaim
-	moves     []PodMove // of the pods that have been placed
-	movers    []*mover  // these pods
+	*schedule.Question // its index counts what the pods on the nodes request
+	d                  *defragmenter
+	freed              []*physicalGPU
+	ended              map[types.UID]bool     // claims of the pods
+	left               map[string]bool        // nodes that pods have left
+	more               map[*physicalGPU]int64 // bytes that are held besides; negative: less
+	placed             []*resourceapi.ResourceClaim
+	moves              []PodMove // of the pods that have been placed
+	movers             []*mover  // these pods
 }
 
 // newTrial takes the pods of the candidate and their claims away.
 func (d *defragmenter) newTrial(c *freeable) *trial {
-	own := *d.index
-	own.used = maps.Clone(d.used)
+	own := *d.Cluster
+	own.Used = maps.Clone(d.Used)
 	t := &trial{d: d, freed: c.gpus, ended: map[types.UID]bool{}, left: map[string]bool{},
-		more: map[*physicalGPU]int64{}, question: &question{index: &own, ctx: d.ctx, texts: map[string]string{},
-			maxAsked: defragAsked, deadline: d.deadline, starts: true}}
+		more: map[*physicalGPU]int64{}, Question: &schedule.Question{Cluster: &own, Context: d.ctx,
+			MaxAsked: defragAsked, Deadline: d.deadline, Starts: true}}
 	for _, m := range c.movers {
-		own.used[m.pod.Spec.NodeName] = subtract(own.used[m.pod.Spec.NodeName], requestsOf(m.pod))
+		own.Used[m.pod.Spec.NodeName] = subtract(own.Used[m.pod.Spec.NodeName], schedule.RequestsOf(m.pod))
 		t.left[m.pod.Spec.NodeName] = true
 		for _, claim := range m.claims {
 			t.ended[claim.UID] = true
@@ -380,7 +381,7 @@ func (t *trial) place(rest []*mover) (bool, error) {
 	if len(rest) == 0 {
 		return true, nil
 	}
-	m, fits := rest[0], map[string]*placement{} // by node, on several of its GPUs
+	m, fits := rest[0], map[string]*schedule.Placement{} // by node, on several of its GPUs
 	for _, g := range t.open() {
 		several, asked := fits[g.Node]
 		if !asked {
@@ -410,19 +411,19 @@ func (t *trial) place(rest []*mover) (bool, error) {
 }
 
 // with places the other pods after this one, and takes it back if they do not fit.
-func (t *trial) with(m *mover, on *placement, others []*mover) (bool, error) {
-	node := on.group.node.Name
-	used, placed, more := t.used[node], len(t.placed), maps.Clone(t.more)
-	t.used[node] = add(used, requestsOf(m.pod))
+func (t *trial) with(m *mover, on *schedule.Placement, others []*mover) (bool, error) {
+	node := on.Group.Node.Name
+	used, placed, more := t.Used[node], len(t.placed), maps.Clone(t.more)
+	t.Used[node] = schedule.Sum(used, schedule.RequestsOf(m.pod))
 	move := PodMove{Namespace: m.pod.Namespace, Pod: m.pod.Name, UID: m.pod.UID, Owner: m.owner,
 		Devices: slices.Clone(m.devices)}
 	for _, claim := range m.claims {
 		move.Claims = append(move.Claims, claim.Name)
 	}
 	i := 0
-	for c := range on.results {
+	for c := range on.Results {
 		claim := &resourceapi.ResourceClaim{}
-		claim.Status.Allocation = &on.results[c]
+		claim.Status.Allocation = &on.Results[c]
 		t.placed = append(t.placed, claim)
 		for _, r := range cluster.Results(claim) {
 			if g := t.d.gpu(r.Driver, r.Pool, r.Device); g != nil && i < len(move.Devices) {
@@ -435,7 +436,7 @@ func (t *trial) with(m *mover, on *placement, others []*mover) (bool, error) {
 	t.moves, t.movers = append(t.moves, move), append(t.movers, m)
 	ok, err := t.place(others)
 	if !ok {
-		t.used[node], t.placed, t.more = used, t.placed[:placed], more
+		t.Used[node], t.placed, t.more = used, t.placed[:placed], more
 		t.moves, t.movers = t.moves[:len(t.moves)-1], t.movers[:len(t.movers)-1]
 	}
 	return ok, err
@@ -457,21 +458,21 @@ func (t *trial) closed(g *physicalGPU) bool { return t.d.kept[g] || slices.Conta
 
 // on returns where the pod fits on the node, or nil: on one GPU, or if that is nil on all that are allowed. The error
 // is errLimit.
-func (t *trial) on(m *mover, node string, only *physicalGPU) (*placement, error) {
+func (t *trial) on(m *mover, node string, only *physicalGPU) (*schedule.Placement, error) {
 	key := m.key + "\n" + node
 	known := only == nil && len(t.placed) == 0 && !t.left[node]
 	if known && t.d.unfit[key] {
 		return nil, nil
 	}
-	s := t.groupOf(t.d.nodeNamed[node])
-	s.holders = append(s.holders, t.placed...)
-	s.held = fit.HeldBy(s.holders, t.ended)
-	for i, slice := range s.slices {
-		s.slices[i] = t.masked(slice, s.held, only)
+	s := t.GroupOf(t.d.nodeNamed[node])
+	s.Holders = append(s.Holders, t.placed...)
+	s.Held = fit.HeldBy(s.Holders, t.ended)
+	for i, slice := range s.Slices {
+		s.Slices[i] = t.masked(slice, s.Held, only)
 	}
-	found, ok, err := t.fitsOn(m.w, s)
+	found, ok, err := t.FitsOn(m.w, s)
 	switch {
-	case errors.Is(err, errLimit):
+	case errors.Is(err, schedule.ErrLimit):
 		return nil, err
 	case ok && err == nil:
 		return &found, nil
@@ -512,7 +513,7 @@ func (t *trial) keep() []resourceapi.DeviceTaintSelector {
 	}
 	parts := map[string]cluster.Subrequest{} // different ones
 	for _, m := range t.movers {
-		for i, claim := range m.w.claims {
+		for i, claim := range m.w.Claims {
 			for j, part := range cluster.Subrequests(&claim.Spec) {
 				parts[fmt.Sprint(m.key, i, " ", j)] = part
 			}
@@ -520,7 +521,7 @@ func (t *trial) keep() []resourceapi.DeviceTaintSelector {
 	}
 	accepted := func(s *resourceapi.ResourceSlice, device *resourceapi.Device) bool {
 		for _, part := range parts {
-			if ok, err := t.matches(part, s, device); ok && err == nil {
+			if ok, err := t.Matches(part, s, device); ok && err == nil {
 				return true
 			}
 		}

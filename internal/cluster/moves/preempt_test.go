@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"cmp"
@@ -27,36 +27,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/fleettest"
 )
-
-// now is the time of all plans in tests.
-var now = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-
-// podOn returns a pod of that priority, which has run for that many minutes. Its claims are named after it.
-func podOn(node, name string, priority int32, cpu string, minutes int,
-	claims ...*resourceapi.ResourceClaim) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("pod-" + name),
-		Labels: map[string]string{}},
-		Spec: corev1.PodSpec{NodeName: node, Priority: &priority, Containers: []corev1.Container{{Name: "main",
-			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}}}}}
-	if node != "" {
-		p.Status.StartTime = ptr.To(metav1.NewTime(now.Add(-time.Duration(minutes) * time.Minute)))
-	}
-	for _, c := range claims {
-		c.Namespace = "ns"
-		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: c.Name,
-			ResourceClaimTemplateName: ptr.To(c.Name)})
-		p.Status.ResourceClaimStatuses = append(p.Status.ResourceClaimStatuses, corev1.PodResourceClaimStatus{
-			Name: c.Name, ResourceClaimName: ptr.To(c.Name)})
-		if node == "" {
-			c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: name, UID: p.UID, Controller: ptr.To(true)}}
-			continue
-		}
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods",
-			Name: name, UID: p.UID})
-	}
-	return p
-}
 
 // budget returns a budget for pods with the label app.
 func budgetFor(app string, allowed int32) *policyv1.PodDisruptionBudget {
@@ -79,48 +51,49 @@ func randomPreemption(t testing.TB, r *rand.Rand) *preemptCase {
 	var nodes []clustertest.SimNode
 	for i := range 1 + r.IntN(3) {
 		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprintf("node-%d", i),
-			Profile: pick(r, "t4-x2", "t4-x2", "l40s-x4", "rtxpro6000-x2"), Use: pick(r, exclusive, gpu.SharingMode{})})
+			Profile: fleettest.Pick(r, "t4-x2", "t4-x2", "l40s-x4", "rtxpro6000-x2"), Use: fleettest.Pick(r, exclusive,
+				gpu.SharingMode{})})
 	}
 	c := &preemptCase{Snapshot: fleet(t, nodes...), PreemptOptions: PreemptOptions{Now: now}}
 	for _, n := range c.Nodes {
-		n.Status.Allocatable["cpu"] = resource.MustParse(pick(r, "6", "10", "64"))
-		n.Labels["zone"] = pick(r, "x", "y")
+		n.Status.Allocatable["cpu"] = resource.MustParse(fleettest.Pick(r, "6", "10", "64"))
+		n.Labels["zone"] = fleettest.Pick(r, "x", "y")
 		for i := range 2 + r.IntN(6) {
 			c.addRandom(t, r, n.Name, fmt.Sprintf("%s-p%d", n.Name, i))
 		}
 	}
 	for _, app := range []string{"a", "b"} {
 		if r.IntN(2) == 0 {
-			c.Budgets = append(c.Budgets, budgetFor(app, pick[int32](r, 0, 1, 1, 2)))
+			c.Budgets = append(c.Budgets, budgetFor(app, fleettest.Pick[int32](r, 0, 1, 1, 2)))
 		}
 		if r.IntN(8) == 0 { // the API evicts no pod with two
 			c.Budgets = append(c.Budgets, budgetFor(app, 1))
 		}
 	}
 	if r.IntN(8) == 0 { // devices are kept for another pod
-		s := pick(r, slices.DeleteFunc(slices.Clone(c.Slices), func(s *resourceapi.ResourceSlice) bool {
+		s := fleettest.Pick(r, slices.DeleteFunc(slices.Clone(c.Slices), func(s *resourceapi.ResourceSlice) bool {
 			return len(s.Spec.Devices) == 0
 		})...)
-		d := pick(r, s.Spec.Devices...)
+		d := fleettest.Pick(r, s.Spec.Devices...)
 		c.Slices = cluster.Tainted(c.Slices, []*resourceapi.DeviceTaintRule{{Spec: resourceapi.DeviceTaintRuleSpec{
 			Taint: PreemptionToken("other"), DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &s.Spec.Driver,
 				Pool: &s.Spec.Pool.Name, Device: &d.Name}}}})
 	}
 	if r.IntN(8) == 0 { // so are CPUs
-		other := podOn("", "nominated", pick[int32](r, 1, 9), "3", 0)
-		other.Status.NominatedNodeName = pick(r, c.Nodes...).Name
+		other := podOn("", "nominated", fleettest.Pick[int32](r, 1, 9), "3", 0)
+		other.Status.NominatedNodeName = fleettest.Pick(r, c.Nodes...).Name
 		c.Pods = append(c.Pods, other)
 	}
-	own := claim(t, "own", shareOf(pick(r, "whole", "whole", "5Gi", "12Gi", "1g.24gb", "2g.48gb")))
+	own := claim(t, "own", shareOf(fleettest.Pick(r, "whole", "whole", "5Gi", "12Gi", "1g.24gb", "2g.48gb")))
 	if r.IntN(4) == 0 {
-		own = claim(t, "own", gpus(pick(r, ", count: 2", ", count: 2", ", count: 3")))
+		own = claim(t, "own", gpus(fleettest.Pick(r, ", count: 2", ", count: 2", ", count: 3")))
 	}
 	for _, p := range cluster.Subrequests(&own.Spec) {
 		*p.Tolerations = append(*p.Tolerations, resourceapi.DeviceToleration{Key: "gpu.nvidia.com/preemption",
 			Operator: resourceapi.DeviceTolerationOpEqual, Value: "pod-own",
 			Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
-	c.pod = podOn("", "own", pick[int32](r, 1, 2, 3, 4, 9), pick(r, "1", "1", "4"), 0, own)
+	c.pod = podOn("", "own", fleettest.Pick[int32](r, 1, 2, 3, 4, 9), fleettest.Pick(r, "1", "1", "4"), 0, own)
 	c.pod.Labels["app"] = "own"
 	c.decorate(r, c.pod)
 	c.Claims, c.Pods = append(c.Claims, own), append(c.Pods, c.pod)
@@ -135,16 +108,18 @@ func (c *preemptCase) decorate(r *rand.Rand, p *corev1.Pod) {
 	if r.IntN(12) == 0 {
 		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
-				TopologyKey:   pick(r, corev1.LabelHostname, "zone"),
-				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": pick(r, "own", "a")}}}}}}
+				TopologyKey: fleettest.Pick(r, corev1.LabelHostname, "zone"),
+				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fleettest.Pick(r, "own",
+					"a")}}}}}}
 	}
 }
 
 // addRandom adds a pod to the node, unless there is no room for its claims.
 func (c *preemptCase) addRandom(t testing.TB, r *rand.Rand, node, name string) {
 	var claims []*resourceapi.ResourceClaim
-	for i := range pick(r, 0, 1, 1, 1, 1, 2) {
-		of := claim(t, fmt.Sprintf("%s-%d", name, i), shareOf(pick(r, "whole", "5Gi", "5Gi", "8Gi", "1g.24gb")))
+	for i := range fleettest.Pick(r, 0, 1, 1, 1, 1, 2) {
+		of := claim(t, fmt.Sprintf("%s-%d", name, i), shareOf(fleettest.Pick(r, "whole", "5Gi", "5Gi", "8Gi",
+			"1g.24gb")))
 		only := *c.Snapshot
 		only.Nodes = slices.DeleteFunc(slices.Clone(c.Nodes), func(n *corev1.Node) bool { return n.Name != node })
 		if !hold(t, &only, of) {
@@ -152,8 +127,9 @@ func (c *preemptCase) addRandom(t testing.TB, r *rand.Rand, node, name string) {
 		}
 		c.Claims, claims = only.Claims, append(claims, of)
 	}
-	p := podOn(node, name, pick[int32](r, 0, 0, 1, 2, 3), pick(r, "500m", "1", "2"), r.IntN(600), claims...)
-	p.Labels["app"] = pick(r, "a", "b", "c", "c")
+	p := podOn(node, name, fleettest.Pick[int32](r, 0, 0, 1, 2, 3), fleettest.Pick(r, "500m", "1", "2"), r.IntN(600),
+		claims...)
+	p.Labels["app"] = fleettest.Pick(r, "a", "b", "c", "c")
 	c.decorate(r, p)
 	switch r.IntN(16) {
 	case 0:
@@ -175,7 +151,7 @@ func (c *preemptCase) addRandom(t testing.TB, r *rand.Rand, node, name string) {
 		return
 	case 5, 6: // a pod on the node uses its claim, too
 		if len(claims) > 0 {
-			second := podOn(node, name+"-too", pick[int32](r, 0, 1, 2), "500m", r.IntN(600), claims[0])
+			second := podOn(node, name+"-too", fleettest.Pick[int32](r, 0, 1, 2), "500m", r.IntN(600), claims[0])
 			c.Pods = append(c.Pods, second)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -24,42 +25,57 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
-// index is a snapshot with indexes.
-type index struct {
+// Limits bound questions.
+type Limits struct {
+	// Ask ends a single question: the allocator's search can be exponential. It is that of the scheduler.
+	Ask time.Duration
+	// Change ends a single question of a search for changes. The answer then counts as no.
+	Change time.Duration
+	// Candidates is how many devices are compared with all subrequests of a workload. They are kept in memory.
+	Candidates int
+}
+
+// DefaultLimits are those of a new Cluster.
+var DefaultLimits = Limits{Ask: 10 * time.Second, Change: time.Second, Candidates: 500_000}
+
+// Cluster is a snapshot with indexes.
+type Cluster struct {
 	*cluster.Snapshot
-	Options
-	classes fit.Classes
-	nodes   []*corev1.Node // by name
+	Limits Limits
+	// HideOthers leaves out what readers with fewer rights must not learn of other namespaces.
+	HideOthers  bool
+	ClassByName fit.Classes
+	// AllNodes are the nodes, by name; those of slices if nodes cannot be read.
+	AllNodes []*corev1.Node
+	Pools    map[cluster.PoolID][]*resourceapi.ResourceSlice
+	Used     map[string]corev1.ResourceList // of each node, by pods
+	Planned  map[string]bool                // claims that do not exist yet, by namespace/name
+
 	onNode  map[string][]*resourceapi.ResourceSlice
 	shared  []*resourceapi.ResourceSlice // those of no single node
-	pools   map[cluster.PoolID][]*resourceapi.ResourceSlice
 	holders map[cluster.PoolID][]*resourceapi.ResourceClaim
-	used    map[string]corev1.ResourceList // of each node, by pods
-	kinds   *cluster.View                  // see view
-	planned map[string]bool                // claims that do not exist yet, by namespace/name
-	answers map[string]*Answer             // about anonymous workloads
-	// repeated counts answers that were known from an equal workload.
-	repeated int
+	kinds   *cluster.View // see view
 	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000
 	// large claims would need hundreds of MiB.
 	compiled *cel.Cache
 }
 
-func newIndex(s *cluster.Snapshot) *index {
-	c := &index{Snapshot: s, classes: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
-		pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
+// New prepares the snapshot, which must not change any more.
+func New(s *cluster.Snapshot) *Cluster {
+	c := &Cluster{Snapshot: s, ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
-		used:    map[string]corev1.ResourceList{}, planned: map[string]bool{},
-		answers: map[string]*Answer{}, compiled: selectors.NewCache()}
+		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
+		compiled: selectors.NewCache(), Limits: DefaultLimits}
 	for _, class := range s.Classes {
-		c.classes[class.Name] = class
+		c.ClassByName[class.Name] = class
 	}
 	known := map[string]*corev1.Node{}
 	for _, n := range s.Nodes {
 		known[n.Name] = n
 	}
 	for _, slice := range s.Slices {
-		c.pools[cluster.PoolOf(slice)] = append(c.pools[cluster.PoolOf(slice)], slice)
+		c.Pools[cluster.PoolOf(slice)] = append(c.Pools[cluster.PoolOf(slice)], slice)
 		name := ptr.Deref(slice.Spec.NodeName, "")
 		if name == "" {
 			c.shared = append(c.shared, slice)
@@ -72,23 +88,23 @@ func newIndex(s *cluster.Snapshot) *index {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(known)) {
-		c.nodes = append(c.nodes, known[name])
+		c.AllNodes = append(c.AllNodes, known[name])
 	}
 	for _, claim := range s.Claims {
-		for _, pool := range poolsHeldBy(claim) {
+		for _, pool := range PoolsHeldBy(claim) {
 			c.holders[pool] = append(c.holders[pool], claim)
 		}
 	}
 	for _, pod := range s.Pods {
 		if pod.Spec.NodeName != "" && !cluster.Finished(pod) {
-			c.used[pod.Spec.NodeName] = add(c.used[pod.Spec.NodeName], requestsOf(pod))
+			c.Used[pod.Spec.NodeName] = Sum(c.Used[pod.Spec.NodeName], RequestsOf(pod))
 		}
 	}
 	return c
 }
 
-// poolsHeldBy returns the pools of the claim's devices, other than those with admin access.
-func poolsHeldBy(claim *resourceapi.ResourceClaim) []cluster.PoolID {
+// PoolsHeldBy returns the pools of the claim's devices, other than those with admin access.
+func PoolsHeldBy(claim *resourceapi.ResourceClaim) []cluster.PoolID {
 	var all []cluster.PoolID
 	for _, r := range cluster.Results(claim) {
 		if id := cluster.PoolOfResult(r); !slices.Contains(all, id) {
@@ -98,15 +114,16 @@ func poolsHeldBy(claim *resourceapi.ResourceClaim) []cluster.PoolID {
 	return all
 }
 
-// requestsOf returns the resources that the pod requests, and itself. While it is resized in place, that is the most of
+// RequestsOf returns the resources that the pod requests, and itself. While it is resized in place, that is the most of
 // what it has and what it is to get.
-func requestsOf(pod *corev1.Pod) corev1.ResourceList {
+func RequestsOf(pod *corev1.Pod) corev1.ResourceList {
 	all := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{UseStatusResources: true,
 		InPlacePodLevelResourcesVerticalScalingEnabled: true})
-	return add(all, corev1.ResourceList{corev1.ResourcePods: *newQuantity(1)})
+	return Sum(all, corev1.ResourceList{corev1.ResourcePods: *NewQuantity(1)})
 }
 
-func add(a, b corev1.ResourceList) corev1.ResourceList {
+// Sum returns the sums of both by resource.
+func Sum(a, b corev1.ResourceList) corev1.ResourceList {
 	sum := maps.Clone(a)
 	if sum == nil {
 		sum = corev1.ResourceList{}
@@ -119,26 +136,26 @@ func add(a, b corev1.ResourceList) corev1.ResourceList {
 	return sum
 }
 
-// nodeGroup is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
-type nodeGroup struct {
-	node    *corev1.Node
-	names   []string
-	slices  []*resourceapi.ResourceSlice
-	holders []*resourceapi.ResourceClaim
-	held    fit.Held // by all holders
+// Group is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
+type Group struct {
+	Node    *corev1.Node
+	Names   []string
+	Slices  []*resourceapi.ResourceSlice
+	Holders []*resourceapi.ResourceClaim
+	Held    fit.Held // by all holders
 }
 
 // nodeGroups groups the nodes for that workload. When ctx has ended, there are none.
-func (c *index) nodeGroups(ctx context.Context, w *workload) []*nodeGroup {
+func (c *Cluster) nodeGroups(ctx context.Context, w *Workload) []*Group {
 	names := c.namesIn(w)
-	each, prints := make([]*nodeGroup, len(c.nodes)), make([]string, len(c.nodes))
+	each, prints := make([]*Group, len(c.AllNodes)), make([]string, len(c.AllNodes))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(c.nodes)) && ctx.Err() == nil; i = next.Add(1) - 1 {
-				each[i] = c.groupOf(c.nodes[i])
-				prints[i] = w.nodePrint(c, c.nodes[i]) + "\n" + each[i].print(names)
+			for i := next.Add(1) - 1; i < int64(len(c.AllNodes)) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				each[i] = c.GroupOf(c.AllNodes[i])
+				prints[i] = w.nodePrint(c, c.AllNodes[i]) + "\n" + each[i].print(names)
 			}
 		})
 	}
@@ -146,26 +163,26 @@ func (c *index) nodeGroups(ctx context.Context, w *workload) []*nodeGroup {
 	if ctx.Err() != nil {
 		return nil // not every node has its print
 	}
-	groups := map[string]*nodeGroup{}
-	var all []*nodeGroup
+	groups := map[string]*Group{}
+	var all []*Group
 	for i, s := range each {
 		if known := groups[prints[i]]; known != nil {
-			known.names = append(known.names, s.names...)
+			known.Names = append(known.Names, s.Names...)
 			continue
 		}
-		s.held = fit.HeldBy(s.holders, nil)
+		s.Held = fit.HeldBy(s.Holders, nil)
 		groups[prints[i]] = s
 		all = append(all, s)
 	}
 	return all
 }
 
-// groupOf returns a group of one node, without its state.
-func (c *index) groupOf(node *corev1.Node) *nodeGroup {
-	s := &nodeGroup{node: node, names: []string{node.Name}, slices: c.slicesFor(node)}
+// GroupOf returns a group of one node, without its state.
+func (c *Cluster) GroupOf(node *corev1.Node) *Group {
+	s := &Group{Node: node, Names: []string{node.Name}, Slices: c.slicesFor(node)}
 	seen := map[types.UID]bool{}
 	pools := map[cluster.PoolID]bool{}
-	for _, slice := range s.slices {
+	for _, slice := range s.Slices {
 		id := cluster.PoolOf(slice)
 		if pools[id] {
 			continue
@@ -174,7 +191,7 @@ func (c *index) groupOf(node *corev1.Node) *nodeGroup {
 		for _, claim := range c.holders[id] {
 			if !seen[claim.UID] {
 				seen[claim.UID] = true
-				s.holders = append(s.holders, claim)
+				s.Holders = append(s.Holders, claim)
 			}
 		}
 	}
@@ -183,10 +200,10 @@ func (c *index) groupOf(node *corev1.Node) *nodeGroup {
 
 // slicesFor returns the slices that the allocator needs for the node: its own, those of no single node, and the rest of
 // the pools that they belong to.
-func (c *index) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
+func (c *Cluster) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
 	all := slices.Concat(c.onNode[node.Name], c.shared)
 	for _, s := range c.onNode[node.Name] {
-		for _, other := range c.pools[cluster.PoolOf(s)] {
+		for _, other := range c.Pools[cluster.PoolOf(s)] {
 			if name := ptr.Deref(other.Spec.NodeName, ""); name != "" && name != node.Name {
 				all = append(all, other)
 			}
@@ -196,16 +213,16 @@ func (c *index) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
 }
 
 // namesIn returns the names of the attributes that the workload may read, or nil if it may read any.
-func (c *index) namesIn(w *workload) map[string]bool {
+func (c *Cluster) namesIn(w *Workload) map[string]bool {
 	all := map[string]bool{"sharing": true, "isolation": true} // for a dry run
 	var expressions []string
-	for _, claim := range w.claims {
+	for _, claim := range w.Claims {
 		for _, part := range cluster.Subrequests(&claim.Spec) {
 			for _, s := range *part.Selectors {
 				expressions = append(expressions, expressionOf(s))
 			}
 			classes := c.Classes // each is tried instead of one that does not exist
-			if class := c.classes[*part.Class]; class != nil {
+			if class := c.ClassByName[*part.Class]; class != nil {
 				classes = []*resourceapi.DeviceClass{class}
 			}
 			for _, class := range classes {
@@ -243,15 +260,4 @@ func expressionOf(s resourceapi.DeviceSelector) string {
 		return ""
 	}
 	return s.CEL.Expression
-}
-
-// askedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
-// "": it asks for none, or the device is none that could have shares.
-func (c *index) askedOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
-	d := c.device(r)
-	if d == nil || ptr.Deref(d.Attributes["type"].StringValue, "gpu") != "gpu" ||
-		ptr.Deref(d.AllowMultipleAllocations, false) {
-		return ""
-	}
-	return cluster.Share(&claim.Spec, r.Request, d)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	"strings"
@@ -13,11 +13,11 @@ import (
 const (
 	lastRank = "any"
 	gap      = "gap-"
-	never    = "false"
+	Never    = "false"
 )
 
-// ranked reports whether the list stands for a request for the strongest device.
-func ranked(list []resourceapi.DeviceSubRequest) bool {
+// Ranked reports whether the list stands for a request for the strongest device.
+func Ranked(list []resourceapi.DeviceSubRequest) bool {
 	if len(list) != resourceapi.FirstAvailableDeviceRequestMaxSize || list[len(list)-1].Name != lastRank {
 		return false
 	}
@@ -36,34 +36,34 @@ func ranked(list []resourceapi.DeviceSubRequest) bool {
 // matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
 func matchesNothing(selectors []resourceapi.DeviceSelector) bool {
 	for _, s := range selectors {
-		if expressionOf(s) == never {
+		if expressionOf(s) == Never {
 			return true
 		}
 	}
 	return false
 }
 
-// unranked returns the workload with what the user has asked for in place of ranked lists: why it does not fit is not
+// Unranked returns the workload with what the user has asked for in place of ranked lists: why it does not fit is not
 // said for each rank. It returns the workload itself if it has no such list.
-func (w *workload) unranked() *workload {
+func (w *Workload) Unranked() *Workload {
 	c := w
-	for i, claim := range w.claims {
+	for i, claim := range w.Claims {
 		for j := range claim.Spec.Devices.Requests {
 			list := claim.Spec.Devices.Requests[j].FirstAvailable
-			if !ranked(list) {
+			if !Ranked(list) {
 				continue
 			}
 			if c == w {
-				c = w.clone()
-				c.ranked = map[requestID]bool{}
+				c = w.Clone()
+				c.Ranked = map[RequestID]bool{}
 			}
 			last := list[len(list)-1]
-			request := &c.claims[i].Spec.Devices.Requests[j]
+			request := &c.Claims[i].Spec.Devices.Requests[j]
 			request.FirstAvailable = nil
 			request.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: last.DeviceClassName,
 				Selectors: last.Selectors, AllocationMode: last.AllocationMode, Count: last.Count,
 				Tolerations: last.Tolerations, Capacity: last.Capacity}
-			c.ranked[requestID{i, j}] = true
+			c.Ranked[RequestID{i, j}] = true
 		}
 	}
 	return c

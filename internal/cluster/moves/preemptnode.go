@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // startOf returns when the pod has started, or was created.
@@ -54,9 +55,9 @@ type holding struct {
 // nodePlan finds the victims of one node.
 type nodePlan struct {
 	*preemptor
-	own        *question
+	own        *schedule.Question
 	node       *corev1.Node
-	group      *nodeGroup
+	group      *schedule.Group
 	used       corev1.ResourceList // by all pods that are not ending
 	units      []*unit
 	candidates []*candidateDevice
@@ -69,7 +70,7 @@ type nodePlan struct {
 // addDevices fills in what the pods hold, and how many devices are missing. Where a device can be shared, none may be.
 func (n *nodePlan) addDevices() {
 	devices := map[fit.DeviceID]*candidateDevice{}
-	for _, slice := range cluster.Current(n.group.slices) {
+	for _, slice := range cluster.Current(n.group.Slices) {
 		for i := range slice.Spec.Devices {
 			d := &candidateDevice{slice: slice, Device: &slice.Spec.Devices[i]}
 			id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
@@ -89,7 +90,7 @@ func (n *nodePlan) addDevices() {
 			users[pod.UID] = u
 		}
 	}
-	for _, claim := range n.group.holders {
+	for _, claim := range n.group.Holders {
 		for _, r := range cluster.Results(claim) {
 			d := devices[fit.NameOf(r.Driver, r.Pool, r.Device)]
 			if d == nil {
@@ -139,7 +140,7 @@ func (n *nodePlan) isHeld(d *candidateDevice, out map[types.UID]bool) bool {
 func (n *nodePlan) hasRoom(d *candidateDevice, out map[types.UID]bool) bool {
 	return slices.ContainsFunc(n.parts, func(part cluster.Subrequest) bool {
 		for name, of := range d.Capacity {
-			want := quantityOf(part, name)
+			want := schedule.QuantityOf(part, name)
 			if want == nil && of.RequestPolicy != nil {
 				want = of.RequestPolicy.Default
 			}
@@ -189,7 +190,7 @@ func (n *nodePlan) bound() bool {
 // ended returns the claims that nobody uses once these pods are gone.
 func (n *nodePlan) ended(out map[types.UID]bool) map[types.UID]bool {
 	ended := map[types.UID]bool{}
-	for _, claim := range n.group.holders {
+	for _, claim := range n.group.Holders {
 		if n.hasEnded(claim, out) {
 			ended[claim.UID] = true
 		}
@@ -210,18 +211,18 @@ func (n *nodePlan) hasEnded(claim *resourceapi.ResourceClaim, out map[types.UID]
 }
 
 // fits returns where the pod fits on the node without these, or nil.
-func (n *nodePlan) fits(without []*unit) (*placement, error) {
+func (n *nodePlan) fits(without []*unit) (*schedule.Placement, error) {
 	out, used := map[types.UID]bool{}, n.used
 	for _, u := range without {
 		for _, pod := range u.pods {
 			out[pod.UID] = true
 			if pod.Spec.NodeName == n.node.Name {
-				used = subtract(used, requestsOf(pod))
+				used = subtract(used, schedule.RequestsOf(pod))
 			}
 		}
 	}
 	for _, r := range n.repelled {
-		if !out[r.pod] && hasLabel(n.node, r.key, r.value) {
+		if !out[r.pod] && schedule.HasLabel(n.node, r.key, r.value) {
 			return nil, nil
 		}
 	}
@@ -233,13 +234,13 @@ func (n *nodePlan) fits(without []*unit) (*placement, error) {
 	if n.lacking(out) > 0 {
 		return nil, nil
 	}
-	n.own.used[n.node.Name] = used
-	n.own.asked, n.own.maxAsked = n.asked, n.maxAsked
-	w := *n.w
-	w.ended = n.ended(out)
-	n.own.starts = len(without) > 0 // nobody ends for a pod that would not start
-	found, ok, err := n.own.fitsOn(&w, n.group)
-	n.asked = n.own.asked
+	n.own.Used[n.node.Name] = used
+	n.own.Asked, n.own.MaxAsked = n.Asked, n.MaxAsked
+	w := *n.Workload
+	w.Ended = n.ended(out)
+	n.own.Starts = len(without) > 0 // nobody ends for a pod that would not start
+	found, ok, err := n.own.FitsOn(&w, n.group)
+	n.Asked = n.own.Asked
 	if !ok || err != nil {
 		return nil, err
 	}
@@ -289,8 +290,8 @@ func (n *nodePlan) domains() [][]*unit {
 
 // lacksMore reports whether something else than devices is missing on the node.
 func (n *nodePlan) lacksMore() bool {
-	n.own.used[n.node.Name] = n.used
-	return len(n.own.short(n.pod, n.node)) > 0 || len(n.repelled) > 0 ||
+	n.own.Used[n.node.Name] = n.used
+	return len(n.own.Short(n.pod, n.node)) > 0 || len(n.repelled) > 0 ||
 		slices.ContainsFunc(n.onNodes[n.node.Name], func(pod *corev1.Pod) bool {
 			return !n.gone[pod.UID] && samePorts(n.pod, pod)
 		})
@@ -374,9 +375,9 @@ func (n *nodePlan) fewest(units []*unit, best *victims) (*victims, error) {
 			found, best = v, v
 		}
 	}
-	limit := n.asked + exactAsked
+	limit := n.Asked + exactAsked
 	for _, set := range n.cheaper(units, best) {
-		if n.asked >= limit {
+		if n.Asked >= limit {
 			break
 		}
 		fits, err := n.fits(set)
@@ -459,15 +460,15 @@ func (v *victims) preemption() *Preemption {
 		return cmp.Or(cmp.Compare(len(v.on.budgets.of(b)), len(v.on.budgets.of(a))),
 			cmp.Compare(priorityOf(b), priorityOf(a)), startOf(a).Compare(startOf(b)))
 	})
-	v.on.maxAsked, v.on.own.maxAsked = 0, 0 // it fits
+	v.on.MaxAsked, v.on.own.MaxAsked = 0, 0 // it fits
 	found, err := v.on.fits(v.units)
 	if err != nil || found == nil {
 		return answer
 	}
 	token := PreemptionToken(v.on.pod.UID)
 	needed := map[fit.DeviceID]bool{} // by claims that would not get the device if it were kept
-	for i := range found.results {
-		for _, r := range found.results[i].Devices.Results {
+	for i := range found.Results {
+		for _, r := range found.Results[i].Devices.Results {
 			id := fit.NameOf(r.Driver, r.Pool, r.Device)
 			if len(cluster.Untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
 				answer.Hold = append(answer.Hold, v.on.beside(id)...)
@@ -486,7 +487,7 @@ func (v *victims) preemption() *Preemption {
 func (n *nodePlan) beside(of fit.DeviceID) []fit.DeviceID {
 	all, sets := []fit.DeviceID{of}, map[string]bool{}
 	for _, keep := range []bool{false, true} {
-		for _, slice := range cluster.Current(n.group.slices) {
+		for _, slice := range cluster.Current(n.group.Slices) {
 			for _, d := range slice.Spec.Devices {
 				id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 				for _, use := range d.ConsumesCounters {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"fmt"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 // DefragTaint keeps replacements away from GPUs while pods move.
@@ -31,10 +32,10 @@ type mover struct {
 	claims  []*resourceapi.ResourceClaim
 	devices []MovedDevice // that it has
 	on      []*physicalGPU
-	memory  int64     // bytes of them
-	w       *workload // its replacement
-	key     string    // equal for pods with equal replacements
-	stays   string    // why it cannot move; empty: it can
+	memory  int64              // bytes of them
+	w       *schedule.Workload // its replacement
+	key     string             // equal for pods with equal replacements
+	stays   string             // why it cannot move; empty: it can
 }
 
 // addMovers fills in the pods that hold GPUs, and finds out which of them can move.
@@ -164,21 +165,21 @@ func (d *defragmenter) staysByItself(m *mover) string {
 func (d *defragmenter) replace(m *mover) string {
 	pod := m.pod.DeepCopy()
 	pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
-	w, err := d.workloadOf(pod)
+	w, err := d.WorkloadOf(pod)
 	if err == nil {
-		err = w.known()
+		err = w.Known()
 	}
 	if err == nil {
-		err = w.tooLarge()
+		err = w.TooLarge()
 	}
-	if err != nil || len(w.claims) == 0 {
+	if err != nil || len(w.Claims) == 0 {
 		return "the template of a claim of it does not exist, or cannot be used"
 	}
 	m.w = w
-	if what := unconsidered(&pod.Spec); len(what) > 0 {
+	if what := schedule.Unconsidered(&pod.Spec); len(what) > 0 {
 		return what[0] + " not considered, so the new pod might not fit elsewhere"
 	}
-	for _, claim := range w.claims {
+	for _, claim := range w.Claims {
 		for _, p := range cluster.Subrequests(&claim.Spec) {
 			switch {
 			case p.All():
@@ -188,7 +189,7 @@ func (d *defragmenter) replace(m *mover) string {
 			}
 		}
 	}
-	_, _, m.key, _ = w.anonymous(fmt.Sprint("pod ", pod.Name))
+	_, _, m.key, _ = w.Anonymous(fmt.Sprint("pod ", pod.Name))
 	return ""
 }
 
@@ -196,7 +197,7 @@ func (d *defragmenter) replace(m *mover) string {
 func (t *trial) notes() []string {
 	var all []string
 	for _, m := range t.movers {
-		all = append(all, t.index.notes(m.w)...)
+		all = append(all, t.Cluster.Notes(m.w)...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)

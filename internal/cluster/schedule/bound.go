@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	"slices"
@@ -19,13 +19,13 @@ const boundedFrom = 8
 
 // tooMany reports whether a request, or all requests together, ask for more devices than the group can give. The
 // allocator would try every set of devices before it says so. Where it could return an error, tooMany is false.
-func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, held fit.Held) bool {
+func (q *Question) tooMany(claims []*resourceapi.ResourceClaim, s *Group, held fit.Held) bool {
 	var all []cluster.Subrequest
 	requests := map[*resourceapi.DeviceRequest][]cluster.Subrequest{}
 	for _, claim := range claims {
 		total := int64(0)
 		for _, p := range cluster.Subrequests(&claim.Spec) {
-			if p.All() || p.Admin || *p.Capacity != nil || q.classes[*p.Class] == nil {
+			if p.All() || p.Admin || *p.Capacity != nil || q.ClassByName[*p.Class] == nil {
 				return false
 			}
 			total += min(*p.Count, resourceapi.AllocationResultsMaxSize+1)
@@ -43,13 +43,13 @@ func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, he
 	if wanted < boundedFrom {
 		return false
 	}
-	most, err := q.most(s, held, all...) // also finds the errors
+	most, err := q.Most(s, held, all...) // also finds the errors
 	found := most < wanted
 	for _, alternatives := range requests {
 		if found || err != nil {
 			break
 		}
-		most, err = q.most(s, held, alternatives...)
+		most, err = q.Most(s, held, alternatives...)
 		found = most < least(alternatives)
 	}
 	return found && err == nil
@@ -70,12 +70,12 @@ type counterSetID struct {
 	name string
 }
 
-// most returns a bound for the number of devices that the subrequests together get on the group. It counts devices that
+// Most returns a bound for the number of devices that the subrequests together get on the group. It counts devices that
 // match one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
-func (q *question) most(s *nodeGroup, held fit.Held, parts ...cluster.Subrequest) (int64, error) {
+func (q *Question) Most(s *Group, held fit.Held, parts ...cluster.Subrequest) (int64, error) {
 	total, left := int64(0), map[counterSetID]quantitiesByName{}
 	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
-	current := cluster.Current(s.slices)
+	current := cluster.Current(s.Slices)
 	for _, slice := range current {
 		for _, set := range slice.Spec.SharedCounters {
 			left[counterSetID{cluster.PoolOf(slice), set.Name}] = quantitiesByName{}
@@ -93,12 +93,12 @@ func (q *question) most(s *nodeGroup, held fit.Held, parts ...cluster.Subrequest
 					left[counterSetID{cluster.PoolOf(slice), use.CounterSet}].subtract(use.Counters)
 				}
 			}
-			if q.ctx.Err() != nil {
-				return 0, errLimit
+			if q.Context.Err() != nil {
+				return 0, ErrLimit
 			}
 			matching := int64(0)
 			for _, p := range parts {
-				ok, err := q.matches(p, slice, d)
+				ok, err := q.Matches(p, slice, d)
 				if err != nil {
 					return 0, err
 				}
@@ -107,7 +107,7 @@ func (q *question) most(s *nodeGroup, held fit.Held, parts ...cluster.Subrequest
 				}
 			}
 			switch {
-			case matching == 0 || !fit.Near(s.node, slice, d) || all:
+			case matching == 0 || !fit.Near(s.Node, slice, d) || all:
 			case ptr.Deref(d.AllowMultipleAllocations, false):
 				total += matching // requests may share the device, and what it takes of counters
 			case len(d.ConsumesCounters) == 0:
@@ -124,12 +124,12 @@ func (q *question) most(s *nodeGroup, held fit.Held, parts ...cluster.Subrequest
 	return total, nil
 }
 
-// matches reports whether the device meets the selectors of the subrequest and of its class.
-func (q *question) matches(p cluster.Subrequest, slice *resourceapi.ResourceSlice,
+// Matches reports whether the device meets the selectors of the subrequest and of its class.
+func (q *Question) Matches(p cluster.Subrequest, slice *resourceapi.ResourceSlice,
 	d *resourceapi.Device) (bool, error) {
-	for _, selector := range slices.Concat(q.classes[*p.Class].Spec.Selectors, *p.Selectors) {
+	for _, selector := range slices.Concat(q.ClassByName[*p.Class].Spec.Selectors, *p.Selectors) {
 		program := q.compiled.GetOrCompile(expressionOf(selector))
-		if ok, err := meets(q.ctx, slice.Spec.Driver, d, program); !ok || err != nil {
+		if ok, err := Meets(q.Context, slice.Spec.Driver, d, program); !ok || err != nil {
 			return false, err
 		}
 	}

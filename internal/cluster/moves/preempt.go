@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package moves
 
 import (
 	"cmp"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
 const (
@@ -77,18 +78,18 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 	if err := s.Err(); err != nil {
 		return nil, err
 	}
-	p := &preemptor{question: &question{index: newIndex(s), ctx: ctx, texts: map[string]string{},
-		maxAsked: preemptAsked, deadline: time.Now().Add(preemptTimeout)}, PreemptOptions: o, pod: pod,
+	p := &preemptor{Question: &schedule.Question{Cluster: schedule.New(s), Context: ctx,
+		MaxAsked: preemptAsked, Deadline: time.Now().Add(preemptTimeout)}, PreemptOptions: o, pod: pod,
 		gone: map[types.UID]bool{}, exists: map[types.UID]bool{}, replaced: map[types.UID]bool{},
 		onNodes: map[string][]*corev1.Pod{}, nominated: map[string]corev1.ResourceList{}}
-	w, err := p.workloadOf(pod)
+	w, err := p.WorkloadOf(pod)
 	if err == nil {
-		err = cmp.Or(w.known(), w.tooLarge())
+		err = cmp.Or(w.Known(), w.TooLarge())
 	}
-	if err != nil || len(w.claims) == 0 || needsOtherPods(pod) {
+	if err != nil || len(w.Claims) == 0 || needsOtherPods(pod) {
 		return nil, nil //nolint:nilerr // the pod waits for something else
 	}
-	p.w = w
+	p.Workload = w
 	p.addPods()
 	p.addWanted()
 	plans, fits, err := p.plans()
@@ -101,11 +102,11 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 			break // the rest costs more
 		}
 		found, err := n.cheapest(best)
-		if err != nil && !errors.Is(err, errLimit) {
+		if err != nil && !errors.Is(err, schedule.ErrLimit) {
 			return nil, err
 		}
 		if best == nil && found != nil {
-			p.maxAsked = min(p.maxAsked, p.asked+betterAsked)
+			p.MaxAsked = min(p.MaxAsked, p.Asked+betterAsked)
 		}
 		best = cmp.Or(found, best)
 		if err != nil && best == nil {
@@ -141,7 +142,7 @@ func lacksTopology(node *corev1.Node, pod *corev1.Pod) bool {
 
 // preemptor plans the preemption for a pod on a snapshot.
 type preemptor struct {
-	*question
+	*schedule.Question
 	PreemptOptions
 	pod       *corev1.Pod
 	gone      map[types.UID]bool       // pods that are ending
@@ -159,7 +160,7 @@ type preemptor struct {
 func (p *preemptor) addPods() {
 	p.budgets = newBudgets(p.Budgets)
 	nodes := map[string]*corev1.Node{}
-	for _, n := range p.nodes {
+	for _, n := range p.AllNodes {
 		nodes[n.Name] = n
 	}
 	for _, pod := range p.Pods {
@@ -173,7 +174,7 @@ func (p *preemptor) addPods() {
 			if node == "" || priorityOf(pod) < priorityOf(p.pod) || pod.DeletionTimestamp != nil {
 				continue
 			}
-			p.nominated[node] = add(p.nominated[node], requestsOf(pod))
+			p.nominated[node] = schedule.Sum(p.nominated[node], schedule.RequestsOf(pod))
 		case p.endsSoon(pod):
 			p.gone[pod.UID] = true
 			p.onNodes[node] = append(p.onNodes[node], pod)
@@ -203,7 +204,7 @@ func priorityOf(pod *corev1.Pod) int32 { return corev1helpers.PodPriority(pod) }
 // isVictim reports whether the pod may be evicted for the preemptor.
 func (p *preemptor) isVictim(pod *corev1.Pod) bool {
 	if pod.Spec.NodeName == "" || priorityOf(pod) >= priorityOf(p.pod) || pod.DeletionTimestamp != nil ||
-		p.Now.Before(p.Refused[pod.UID]) {
+		p.Now.Before(p.PreemptOptions.Refused[pod.UID]) {
 		return false
 	}
 	if cluster.IsStatic(pod) {
@@ -231,7 +232,7 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 			}
 		}
 	}
-	for _, node := range p.nodes {
+	for _, node := range p.AllNodes {
 		n := p.planOn(node, groups)
 		if n == nil {
 			continue
@@ -240,7 +241,7 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 			switch found, err := n.fits(nil); {
 			case err != nil:
 				return nil, false, err
-			case found != nil || n.own.slow > 0: // or it is not known in time
+			case found != nil || n.own.Slow > 0: // or it is not known in time
 				return nil, true, nil
 			}
 		}
@@ -254,28 +255,28 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 
 // planOn returns what victims may be taken from the node, or nil if its labels or taints keep the pod away.
 func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *nodePlan {
-	group := p.groupOf(node)
-	group.held = fit.HeldBy(group.holders, nil)
-	own := *p.index
-	own.used = map[string]corev1.ResourceList{}
-	q := *p.question
-	q.index = &own
+	group := p.GroupOf(node)
+	group.Held = fit.HeldBy(group.Holders, nil)
+	own := *p.Cluster
+	own.Used = map[string]corev1.ResourceList{}
+	q := *p.Question
+	q.Cluster = &own
 	n := &nodePlan{preemptor: p, own: &q, node: node, group: group}
-	for _, of := range p.w.origins {
-		for _, resource := range of.extended {
-			n.plugin = n.plugin || fromPlugin(node, resource)
+	for _, of := range p.Workload.Origins {
+		for _, resource := range of.Extended {
+			n.plugin = n.plugin || schedule.FromPlugin(node, resource)
 		}
 	}
-	if len(p.w.excludes(&own, node)) > 0 || slices.ContainsFunc(p.Volumes, func(s *corev1.NodeSelector) bool {
-		ok, err := matches(s, node)
+	if len(p.Workload.Excludes(&own, node)) > 0 || slices.ContainsFunc(p.Volumes, func(s *corev1.NodeSelector) bool {
+		ok, err := schedule.MatchesNode(s, node)
 		return err != nil || !ok
 	}) || lacksTopology(node, p.pod) {
 		return nil // also without all pods
 	}
-	n.used = add(p.used[node.Name], p.nominated[node.Name])
+	n.used = schedule.Sum(p.Used[node.Name], p.nominated[node.Name])
 	for _, pod := range p.onNodes[node.Name] {
 		if p.gone[pod.UID] {
-			n.used = subtract(n.used, requestsOf(pod))
+			n.used = subtract(n.used, schedule.RequestsOf(pod))
 		}
 	}
 	seen := map[types.UID]bool{}
@@ -309,10 +310,10 @@ func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *
 func (p *preemptor) accepts(d *candidateDevice) bool {
 	if d.accepted == nil {
 		d.accepted = ptr.To(slices.ContainsFunc(p.parts, func(part cluster.Subrequest) bool {
-			if p.classes[*part.Class] == nil {
+			if p.ClassByName[*part.Class] == nil {
 				return true // the allocator says so
 			}
-			ok, err := p.matches(part, d.slice, d.Device)
+			ok, err := p.Matches(part, d.slice, d.Device)
 			return err != nil || ok && len(cluster.Untolerated(d.Taints, *part.Tolerations)) == 0
 		}))
 	}
@@ -321,7 +322,7 @@ func (p *preemptor) accepts(d *candidateDevice) bool {
 
 // addWanted fills in what the pod asks for.
 func (p *preemptor) addWanted() {
-	for _, claim := range p.w.claims {
+	for _, claim := range p.Workload.Claims {
 		p.parts = append(p.parts, cluster.Subrequests(&claim.Spec)...)
 		least := map[int]int64{}
 		for _, part := range cluster.Subrequests(&claim.Spec) {

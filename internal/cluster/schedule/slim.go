@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package why
+package schedule
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
@@ -13,14 +13,14 @@ import (
 // the attributes stay.
 const maxParsed = 4 << 20
 
-// attributesFor returns which attributes of devices answers need that are about the claims of the snapshot that have no
+// AttributesFor returns which attributes of devices answers need that are about the claims of the snapshot that have no
 // devices; nil: all. The snapshot has all classes, claims and templates.
-func attributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
-	c := newIndex(&cluster.Snapshot{Classes: s.Classes})
-	w := &workload{}
+func AttributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
+	c := New(&cluster.Snapshot{Classes: s.Classes})
+	w := &Workload{}
 	add := func(claim *resourceapi.ResourceClaim) {
-		if one := (&workload{claims: []*resourceapi.ResourceClaim{claim}}); one.tooLarge() == nil {
-			w.claims = append(w.claims, claim) // others are not explained
+		if one := OfClaim(claim, Origin{}); one.TooLarge() == nil {
+			w.Claims = append(w.Claims, claim) // others are not explained
 		}
 	}
 	for _, claim := range s.Claims {
@@ -29,10 +29,10 @@ func attributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
 		}
 	}
 	for _, template := range s.Templates {
-		add(claimOf(template, ""))
+		add(ClaimOf(template, ""))
 	}
 	for _, class := range s.Classes { // also those behind extended resources
-		w.claims = append(w.claims, &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{
+		w.Claims = append(w.Claims, &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package advice finds the smallest changes with which a workload that waits would be scheduled.
+//
+// Each Proposal is a change of one thing in a claim or pod, or a claim to wait for. It has levels from mild to loose,
+// such as the values that devices have beyond a limit. Find tries each proposal alone, at its loosest level. Only if
+// none helps, it tries sets: all proposals at once, without those that are not needed. What helps is made as mild as it
+// can be, by halving. Fewer changes come first, then those of a kind that is preferred (Kinds).
+//
+// A change counts only if the workload also starts with it (schedule.Question.Starts), unless there is no other. The
+// search ends after SearchAsked questions or SearchTimeout, and then says what it has not tried. The random tests of
+// package why judge the advice with Kubernetes' allocator and with its scheduler: with the advice the pod is placed,
+// with less it is not.
+package advice

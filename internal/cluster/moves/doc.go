@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package moves says which pods end or move so that others get devices: Preempt for a pod of higher priority, Defrag so
+// that whole GPUs or nodes are free. It evicts nobody.
+//
+// Both take pods away from a snapshot and ask package schedule what fits then. Preempt looks for the cheapest set of
+// pods of one node without which one pod fits there: nodes are tried in the order of a lower bound of their cost, and a
+// node is left when its best set is known. Defrag knows which pods must go, the holders of a GPU or node, and places
+// each of them elsewhere, on the fullest GPU first; candidates with the fewest pods come first.
+//
+// What must hold: a pod ends only for one that then starts (schedule.Question.Starts), and only if no budget,
+// annotation or controller forbids it. TestRandomPreemptions compares with an oracle that tries every set of victims;
+// TestDefragRandom replays each plan with Kubernetes' allocator and looks for a better one.
+package moves

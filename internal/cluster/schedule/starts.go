@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Device returns the published device; nil: there is none.
+func (c *Cluster) Device(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
+	for _, slice := range c.Pools[cluster.PoolOfResult(r)] {
+		for i := range slice.Spec.Devices {
+			if slice.Spec.Devices[i].Name == r.Device {
+				return &slice.Spec.Devices[i]
+			}
+		}
+	}
+	return nil
+}
+
+// Refusal returns why the node would refuse the workload, whose pod this is, at the placement; nil: it does not.
+func (c *Cluster) Refusal(pod *corev1.Pod, w *Workload, p Placement) *sharing.Refusal {
+	claims := slices.Clone(w.Allocated)
+	for i := range p.Results {
+		one := *w.Claims[i]
+		one.Status.Allocation = &p.Results[i]
+		claims = append(claims, &one)
+	}
+	return fit.Refusal(pod, claims, c.Device)
+}
+
+// WithClaims returns the pod as if Kubernetes had made the claims that do not exist yet; nil: there is no pod.
+func (w *Workload) WithClaims() *corev1.Pod {
+	if w.Pod == nil {
+		return nil
+	}
+	pod := *w.Pod
+	for _, of := range pod.Spec.ResourceClaims {
+		if _, _, err := resourceclaim.Name(&pod, &of); err != nil {
+			pod.Status.ResourceClaimStatuses = append(slices.Clone(pod.Status.ResourceClaimStatuses),
+				corev1.PodResourceClaimStatus{Name: of.Name, ResourceClaimName: &of.Name})
+		}
+	}
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	for i, o := range w.Origins {
+		extended := &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: w.Claims[i].Name}
+		for request := range o.Extended {
+			var container, number int
+			if _, err := fmt.Sscanf(request, "container-%d-request-%d", &container, &number); err == nil {
+				pod.Status.ExtendedResourceClaimStatus = extended
+				extended.RequestMappings = append(extended.RequestMappings, corev1.ContainerExtendedResourceRequest{
+					ContainerName: containers[container].Name, RequestName: request})
+			}
+		}
+	}
+	return &pod
+}
+
+// AskedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
+// "": it asks for none, or the device is none that could have shares.
+func (c *Cluster) AskedOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
+	d := c.Device(r)
+	if d == nil || ptr.Deref(d.Attributes["type"].StringValue, "gpu") != "gpu" ||
+		ptr.Deref(d.AllowMultipleAllocations, false) {
+		return ""
+	}
+	return cluster.Share(&claim.Spec, r.Request, d)
+}
