@@ -150,8 +150,32 @@ func devicesOf(claim *resourceapi.ResourceClaim) []string {
 	return all
 }
 
+// causes are asked one after the other: the first that has a text is the cause of a workload that does not fit. problem
+// is the error of the allocator.
+var causes = []func(e *explanation, problem error) string{
+	(*explanation).classCause,
+	(*explanation).resourceCause,
+	(*explanation).quotaCause,
+	(*explanation).emptyCause,
+	(*explanation).mistakeCause,
+	(*explanation).problemCause,
+	(*explanation).nodeCause,
+	(*explanation).requestCauses,
+	(*explanation).claimCauses,
+}
+
 // cause says in one sentence why the workload does not fit.
 func (e *explanation) cause(problem error) string {
+	for _, of := range causes {
+		if text := of(e, problem); text != "" {
+			return text
+		}
+	}
+	return "each of its claims fits on some node, but no node has the devices of all"
+}
+
+// classCause names a class that does not exist.
+func (e *explanation) classCause(error) string {
 	for i, claim := range e.Workload.Claims {
 		for _, p := range cluster.Subrequests(&claim.Spec) {
 			if e.ClassByName[*p.Class] == nil {
@@ -159,56 +183,51 @@ func (e *explanation) cause(problem error) string {
 			}
 		}
 	}
-	if text := e.unofferedResource(); text != "" && e.Unread[cluster.Nodes] == nil && len(e.AllNodes) > 0 {
-		return text
+	return ""
+}
+
+// resourceCause names an extended resource that nothing offers.
+func (e *explanation) resourceCause(error) string {
+	if e.Unread[cluster.Nodes] != nil || len(e.AllNodes) == 0 {
+		return ""
 	}
-	switch over := e.overQuotas(); {
-	case len(over) > 0:
-		return over[0]
+	return e.unofferedResource()
+}
+
+// quotaCause names a limit of quotas that the workload would exceed on the first node where it exceeds any.
+func (e *explanation) quotaCause(error) string {
+	for _, s := range e.Groups {
+		if over := e.OverQuota(e.Workload, s.Node); len(over) > 0 {
+			return over[0]
+		}
+	}
+	return ""
+}
+
+// emptyCause says that there are no nodes or no devices at all.
+func (e *explanation) emptyCause(error) string {
+	switch {
 	case len(e.AllNodes) == 0 && e.Unread[cluster.Nodes] == nil:
 		return "the cluster has no nodes"
 	case len(e.Slices) == 0 && len(e.Workload.Claims) > 0 && !e.Workload.Extended():
 		return "no node offers devices: there is no ResourceSlice"
 	}
-	if text := e.mistakeCause(problem); text != "" {
-		return text
-	}
+	return ""
+}
+
+// problemCause says that the allocator has no answer.
+func (e *explanation) problemCause(problem error) string {
 	switch {
 	case errors.Is(problem, schedule.ErrLimit):
 		return "the allocator did not find devices in the time that the scheduler gives it"
 	case problem != nil:
 		return "the scheduler gives up with an error: " + problem.Error()
 	}
-	if text := e.nodeCause(); text != "" {
-		return text
-	}
-	for i, claim := range e.Workload.Claims {
-		for r := range claim.Spec.Devices.Requests {
-			if !e.Fits(e.onlyRequest(i, r, 0)) {
-				return e.requestCause(i, r)
-			}
-		}
-	}
-	for i := range e.Workload.Claims {
-		if text := e.claimCause(i); text != "" {
-			return text
-		}
-	}
-	return "each of its claims fits on some node, but no node has the devices of all"
-}
-
-// overQuotas returns the limits of quotas that the workload would exceed on the first node where it exceeds any.
-func (e *explanation) overQuotas() []string {
-	for _, s := range e.Groups {
-		if over := e.OverQuota(e.Workload, s.Node); len(over) > 0 {
-			return over
-		}
-	}
-	return nil
+	return ""
 }
 
 // nodeCause returns the cause if there are devices, but only on nodes that the pod excludes.
-func (e *explanation) nodeCause() string {
+func (e *explanation) nodeCause(error) string {
 	var reasons []string
 	nodes, late := 0, false
 	e.Until = time.Now().Add(e.Limits.Ask)
@@ -248,20 +267,26 @@ func (e *explanation) nodeCause() string {
 		what, strings.Join(slices.Compact(reasons), "; "))
 }
 
-// onlyRequest returns the workload with only one request, without constraints, for that many devices; 0: as many as it
-// wants.
-func (e *explanation) onlyRequest(claim, request int, count int64) *schedule.Workload {
+// onlyRequest returns the workload with only one request, without constraints.
+func (e *explanation) onlyRequest(claim, request int) *schedule.Workload {
 	w := e.Workload.Clone()
 	one := w.Claims[claim]
 	one.Spec.Devices.Requests = one.Spec.Devices.Requests[request : request+1]
 	one.Spec.Devices.Constraints = nil
 	w.Claims, w.Origins = w.Claims[claim:claim+1], w.Origins[claim:claim+1]
-	if count > 0 {
-		for _, p := range cluster.Subrequests(&one.Spec) {
-			*p.Mode, *p.Count = resourceapi.DeviceAllocationModeExactCount, count
+	return w
+}
+
+// requestCauses says why the first request that does not fit alone does not.
+func (e *explanation) requestCauses(error) string {
+	for i, claim := range e.Workload.Claims {
+		for r := range claim.Spec.Devices.Requests {
+			if !e.Fits(e.onlyRequest(i, r)) {
+				return e.requestCause(i, r)
+			}
 		}
 	}
-	return w
+	return ""
 }
 
 // requestCause says why a request does not fit, even alone.
@@ -376,6 +401,16 @@ func lossTexts(reasons []schedule.Reason, count map[schedule.Reason]int) string 
 		all = append(all, fmt.Sprintf("%d %s", n, cmp.Or(text, r.Detail)))
 	}
 	return strings.Join(all, ", ")
+}
+
+// claimCauses says why the first claim that does not fit alone does not.
+func (e *explanation) claimCauses(error) string {
+	for i := range e.Workload.Claims {
+		if text := e.claimCause(i); text != "" {
+			return text
+		}
+	}
+	return ""
 }
 
 // claimCause says why a claim does not fit whose requests fit one by one.

@@ -129,6 +129,16 @@ func (ps *proposals) equalBefore(claim int) int {
 	return claim
 }
 
+// ofRequests return the changes of a request or alternative, other than the corrections of mistakes, which replace those
+// of the same clause.
+var ofRequests = []func(ps *proposals, claim, number int, candidates []schedule.Candidate) []*Proposal{
+	(*proposals).clauseChanges,
+	(*proposals).capacityChanges,
+	(*proposals).countChanges,
+	(*proposals).tolerations,
+	(*proposals).classChanges,
+}
+
 // claimChanges returns the changes of a claim.
 func (ps *proposals) claimChanges(claim int) []*Proposal {
 	if ps.Workload.Origins[claim].Extended != nil {
@@ -136,13 +146,14 @@ func (ps *proposals) claimChanges(claim int) []*Proposal {
 	}
 	var all []*Proposal
 	for i := range cluster.Subrequests(&ps.Workload.Claims[claim].Spec) {
-		of := ps.Candidates[schedule.RequestID{Claim: claim, Number: i}]
-		corrections := ps.corrections(claim, i, of)
-		all = slices.Concat(all, corrections, slices.DeleteFunc(ps.clauseChanges(claim, i, of), func(c *Proposal) bool {
-			return slices.ContainsFunc(corrections, func(right *Proposal) bool { return right.Target == c.Target })
-		}),
-			ps.capacityChanges(claim, i, of), ps.countChanges(claim, i, of), ps.tolerations(claim, i, of),
-			ps.classChanges(claim, i, of))
+		candidates := ps.Candidates[schedule.RequestID{Claim: claim, Number: i}]
+		corrections := ps.corrections(claim, i, candidates)
+		all = append(all, corrections...)
+		for _, changes := range ofRequests {
+			all = append(all, slices.DeleteFunc(changes(ps, claim, i, candidates), func(c *Proposal) bool {
+				return slices.ContainsFunc(corrections, func(right *Proposal) bool { return right.Target == c.Target })
+			})...)
+		}
 	}
 	return append(all, ps.constraintChanges(claim)...)
 }
