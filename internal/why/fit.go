@@ -43,9 +43,9 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	for _, template := range m.Templates {
 		with.Templates = replace(with.Templates, template)
 	}
-	c := newExplainer(&with)
+	c, existing := newExplainer(&with), schedule.ByName(s.Claims)
 	for _, claim := range m.Claims {
-		_, exists := schedule.Find(s.Claims, claim.Namespace, claim.Name)
+		_, exists := existing.Find(claim.Namespace, claim.Name)
 		c.Planned[claim.Namespace+"/"+claim.Name] = !exists
 	}
 	var all []*Answer
@@ -71,7 +71,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		for _, key := range uses {
 			used[key] = true
 		}
-		if bypasses != "" && c.lacksDevices(pod, bypasses, s) {
+		if bypasses != "" && c.lacksDevices(pod, bypasses, existing) {
 			r := newAnswer("Pod", &pod.ObjectMeta)
 			r.Outcome, r.Cause = Waits, fmt.Sprintf("pod %s would get no devices: %s", pod.Name, noScheduler(bypasses))
 			all = append(all, r)
@@ -85,7 +85,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 		if used["claim "+of.Namespace+"/"+of.Name] {
 			continue
 		}
-		claim, _ := schedule.Find(c.Claims, of.Namespace, of.Name)
+		claim, _ := c.ClaimNamed.Find(of.Namespace, of.Name)
 		o := c.OriginOf(claim)
 		r := newAnswer("ResourceClaim", &claim.ObjectMeta)
 		explain(ctx, c, schedule.OfClaim(claim, o), r, o.Label)
@@ -109,9 +109,10 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 
 // lacksDevices reports whether the pod needs devices on the node that only the scheduler would allocate: no device
 // plugin offers them there, and its claim has none in the cluster.
-func (c *explainer) lacksDevices(pod *corev1.Pod, node string, s *cluster.Snapshot) bool {
+func (c *explainer) lacksDevices(pod *corev1.Pod, node string,
+	existing schedule.Named[*resourceapi.ResourceClaim]) bool {
 	for _, of := range pod.Spec.ResourceClaims {
-		claim, ok := schedule.Find(s.Claims, pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))
+		claim, ok := existing.Find(pod.Namespace, ptr.Deref(of.ResourceClaimName, ""))
 		if !ok || claim.Status.Allocation == nil {
 			return true
 		}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -30,7 +29,7 @@ func (c *explainer) bypassed(pod *corev1.Pod) string {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		missing := errors.Is(err, resourceclaim.ErrClaimNotFound) // Kubernetes generates it later
 		if err == nil && name != nil {
-			claim, ok := schedule.Find(c.Claims, pod.Namespace, *name)
+			claim, ok := c.ClaimNamed.Find(pod.Namespace, *name)
 			missing = ok && claim.Status.Allocation == nil
 		}
 		if missing {
@@ -86,12 +85,12 @@ func (c *explainer) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []s
 	var requests []resourceapi.DeviceRequest
 	name, _, err := resourceclaim.Name(pod, of)
 	if err == nil && name != nil {
-		if claim, ok := schedule.Find(c.Claims, pod.Namespace, *name); ok {
+		if claim, ok := c.ClaimNamed.Find(pod.Namespace, *name); ok {
 			requests = claim.Spec.Devices.Requests
 		}
 	}
 	if of.ResourceClaimTemplateName != nil && requests == nil {
-		if template, ok := schedule.Find(c.Templates, pod.Namespace, *of.ResourceClaimTemplateName); ok {
+		if template, ok := c.TemplateNamed.Find(pod.Namespace, *of.ResourceClaimTemplateName); ok {
 			requests = template.Spec.Spec.Devices.Requests
 		}
 	}
@@ -143,7 +142,7 @@ func (c *explainer) placed(r *Answer, pod *corev1.Pod, subject string) {
 	var claims []*resourceapi.ResourceClaim
 	var says []string
 	for name := range resourceclaim.PodClaims(pod) {
-		claim, ok := schedule.Find(c.Claims, pod.Namespace, name)
+		claim, ok := c.ClaimNamed.Find(pod.Namespace, name)
 		if !ok || claim.Status.Allocation == nil {
 			continue
 		}

@@ -82,7 +82,7 @@ func (e *Explainer) Repeated() int { return e.repeated }
 
 // Pod explains the pod, as the function of that name.
 func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Answer, error) {
-	pod, ok := schedule.Find(e.Pods, namespace, name)
+	pod, ok := e.PodNamed.Find(namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
 	}
@@ -92,7 +92,7 @@ func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Answer, e
 // Claim explains the claim, as the function of that name.
 func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer, error) {
 	c := e.explainer
-	claim, ok := schedule.Find(c.Claims, namespace, name)
+	claim, ok := c.ClaimNamed.Find(namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)
 	}
@@ -225,12 +225,12 @@ func (c *explainer) notRollout(pod *corev1.Pod, all []advice.Change) []advice.Ch
 	own, hash := deploymentOf(pod)
 	for i, change := range all {
 		name := strings.TrimPrefix(change.In, "ResourceClaim "+pod.Namespace+"/")
-		claim, ok := schedule.Find(c.Claims, pod.Namespace, name)
+		claim, ok := c.ClaimNamed.Find(pod.Namespace, name)
 		if change.Kind != advice.Wait || !ok {
 			continue
 		}
 		for _, user := range schedule.UsersOf(claim) {
-			other, ok := schedule.Find(c.Pods, pod.Namespace, user)
+			other, ok := c.PodNamed.Find(pod.Namespace, user)
 			if of, former := deploymentOf(other); ok && of == own && former != hash {
 				all[i] = advice.Change{Kind: advice.ChangePod, In: "Deployment " + pod.Namespace + "/" + own,
 					Text: fmt.Sprintf("set strategy.type: Recreate, or maxSurge: 0: pod %s has the devices, and ends "+

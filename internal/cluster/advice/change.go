@@ -129,8 +129,8 @@ func (ps *proposals) equalBefore(claim int) int {
 	return claim
 }
 
-// ofRequests return the changes of a request or alternative, other than the corrections of mistakes, which replace those
-// of the same clause.
+// ofRequests return the changes of a request or alternative, other than the corrections of mistakes, which replace
+// those of the same clause.
 var ofRequests = []func(ps *proposals, claim, number int, candidates []schedule.Candidate) []*Proposal{
 	(*proposals).clauseChanges,
 	(*proposals).capacityChanges,

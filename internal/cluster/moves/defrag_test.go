@@ -82,7 +82,7 @@ func TestDefrag(t *testing.T) {
 		}
 	}
 	of := func(s world, name string) *corev1.Pod {
-		p, _ := schedule.Find(s.Pods, "ns", name)
+		p, _ := schedule.ByName(s.Pods).Find("ns", name)
 		return p
 	}
 	one := func(options DefragOptions) DefragOptions {
@@ -173,7 +173,7 @@ func TestDefrag(t *testing.T) {
 				}
 				return t.Name == "x8-0"
 			})
-			claim, _ := schedule.Find(s.Claims, "ns", "x9-0")
+			claim, _ := schedule.ByName(s.Claims).Find("ns", "x9-0")
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
 				Resource: "pods", Name: "x0", UID: "pod-x0"})
 		}, defragged, "1 stay: a claim of it is not from a template, so the new pod gets the same devices (ns/x4); " +
@@ -456,7 +456,7 @@ func replay(t *testing.T, seed uint64, s *cluster.Snapshot, d *Defragmentation, 
 		claims[c.Name] = c
 	}
 	for _, m := range d.Moves {
-		p, _ := schedule.Find(s.Pods, m.Namespace, m.Pod)
+		p, _ := schedule.ByName(s.Pods).Find(m.Namespace, m.Pod)
 		if len(p.OwnerReferences) == 0 {
 			t.Errorf("seed %d: %s moves, and has no controller", seed, m.Pod)
 		}

@@ -44,17 +44,13 @@ func (d *defragmenter) addMovers() {
 	for _, pod := range d.Pods {
 		pods[pod.UID] = pod
 	}
-	claims := map[string]*resourceapi.ResourceClaim{}
-	for _, claim := range d.Claims {
-		claims[claim.Namespace+"/"+claim.Name] = claim
-	}
 	for _, g := range d.gpus {
 		for _, h := range g.holders {
 			claim := h.Claim.Object
 			for _, uid := range consumers(claim) {
 				m := d.movers[uid]
 				if m == nil {
-					m = d.newMover(claim, pods[uid], claims)
+					m = d.newMover(claim, pods[uid])
 					d.movers[uid] = m
 				}
 				if m.stays == "" && !slices.Contains(m.claims, claim) {
@@ -78,8 +74,7 @@ func consumers(claim *resourceapi.ResourceClaim) []types.UID {
 }
 
 // newMover returns the pod with all its claims. The pod is nil if it is not known.
-func (d *defragmenter) newMover(claim *resourceapi.ResourceClaim, pod *corev1.Pod,
-	claims map[string]*resourceapi.ResourceClaim) *mover {
+func (d *defragmenter) newMover(claim *resourceapi.ResourceClaim, pod *corev1.Pod) *mover {
 	m := &mover{name: claim.Namespace + "/" + claim.Name, pod: pod}
 	switch {
 	case len(claim.Status.ReservedFor) == 0:
@@ -94,7 +89,7 @@ func (d *defragmenter) newMover(claim *resourceapi.ResourceClaim, pod *corev1.Po
 	}
 	m.name = pod.Namespace + "/" + pod.Name
 	for name := range resourceclaim.PodClaims(pod) {
-		if claim := claims[pod.Namespace+"/"+name]; claim != nil {
+		if claim, ok := d.ClaimNamed.Find(pod.Namespace, name); ok {
 			m.claims = append(m.claims, claim)
 		}
 	}

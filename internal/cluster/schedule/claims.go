@@ -43,7 +43,7 @@ func (c *Cluster) WorkloadOf(pod *corev1.Pod) (*Workload, error) {
 		if name == nil {
 			continue // the pod needs no claim for it
 		}
-		claim, ok := Find(c.Claims, pod.Namespace, *name)
+		claim, ok := c.ClaimNamed.Find(pod.Namespace, *name)
 		switch {
 		case !ok:
 			if err := c.Unknown(cluster.Claims, pod.Namespace); err != nil {
@@ -94,7 +94,7 @@ func (c *Cluster) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	if status == nil {
 		return nil
 	}
-	claim, ok := Find(c.Claims, pod.Namespace, status.ResourceClaimName)
+	claim, ok := c.ClaimNamed.Find(pod.Namespace, status.ResourceClaimName)
 	if !ok || claim.Status.Allocation == nil || resourceclaim.IsForPod(pod, claim, false) != nil {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (c *Cluster) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 // fromTemplate adds the claim that Kubernetes will generate.
 func (c *Cluster) fromTemplate(w *Workload, pod *corev1.Pod, podClaim *corev1.PodResourceClaim) error {
 	name := *podClaim.ResourceClaimTemplateName
-	template, ok := Find(c.Templates, pod.Namespace, name)
+	template, ok := c.TemplateNamed.Find(pod.Namespace, name)
 	if !ok {
 		if err := c.Unknown(cluster.Templates, pod.Namespace); err != nil {
 			return &LackError{cluster.Templates, err}
@@ -182,20 +182,10 @@ func (e *LackError) Error() string {
 	return fmt.Sprintf("no answer without the right to list %s: %v", cluster.FullName(e.resource), e.err)
 }
 
-// Find returns the object of that name.
-func Find[T metav1.Object](all []T, namespace, name string) (found T, ok bool) {
-	for _, o := range all {
-		if o.GetNamespace() == namespace && o.GetName() == name {
-			return o, true
-		}
-	}
-	return found, false
-}
-
 // missingClaim says that the claim of a pod does not exist, and what was likely meant.
 func (c *Cluster) missingClaim(namespace, name string) error {
 	text := fmt.Sprintf("claim %s does not exist in namespace %s", name, namespace)
-	if _, isTemplate := Find(c.Templates, namespace, name); isTemplate {
+	if _, isTemplate := c.TemplateNamed.Find(namespace, name); isTemplate {
 		return fmt.Errorf("%s; there is a template of that name: write resourceClaimTemplateName instead of "+
 			"resourceClaimName", text)
 	}
@@ -208,7 +198,7 @@ func (c *Cluster) missingClaim(namespace, name string) error {
 // missingTemplate says that the template of a pod's claim does not exist, and what was likely meant.
 func (c *Cluster) missingTemplate(namespace, name, claim string) error {
 	text := fmt.Sprintf("template %s of its claim %s does not exist in namespace %s", name, claim, namespace)
-	if _, isClaim := Find(c.Claims, namespace, name); isClaim {
+	if _, isClaim := c.ClaimNamed.Find(namespace, name); isClaim {
 		return fmt.Errorf("%s; there is a claim of that name: write resourceClaimName instead of "+
 			"resourceClaimTemplateName", text)
 	}

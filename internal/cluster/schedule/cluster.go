@@ -43,8 +43,11 @@ type Cluster struct {
 	*cluster.Snapshot
 	Limits Limits
 	// HideOthers leaves out what readers with fewer rights must not learn of other namespaces.
-	HideOthers  bool
-	ClassByName fit.Classes
+	HideOthers    bool
+	ClassByName   fit.Classes
+	ClaimNamed    Named[*resourceapi.ResourceClaim]
+	TemplateNamed Named[*resourceapi.ResourceClaimTemplate]
+	PodNamed      Named[*corev1.Pod]
 	// AllNodes are the nodes, by name; those of slices if nodes cannot be read.
 	AllNodes []*corev1.Node
 	Pools    map[cluster.PoolID][]*resourceapi.ResourceSlice
@@ -62,7 +65,9 @@ type Cluster struct {
 
 // New prepares the snapshot, which must not change any more.
 func New(s *cluster.Snapshot) *Cluster {
-	c := &Cluster{Snapshot: s, ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+	c := &Cluster{Snapshot: s, ClaimNamed: ByName(s.Claims), TemplateNamed: ByName(s.Templates),
+		PodNamed:    ByName(s.Pods),
+		ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
@@ -101,6 +106,24 @@ func New(s *cluster.Snapshot) *Cluster {
 		}
 	}
 	return c
+}
+
+// Named are objects by namespace and name.
+type Named[T metav1.Object] map[types.NamespacedName]T
+
+// ByName returns the objects by name.
+func ByName[T metav1.Object](all []T) Named[T] {
+	named := make(Named[T], len(all))
+	for _, o := range all {
+		named[types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}] = o
+	}
+	return named
+}
+
+// Find returns the object of that name.
+func (n Named[T]) Find(namespace, name string) (T, bool) {
+	o, ok := n[types.NamespacedName{Namespace: namespace, Name: name}]
+	return o, ok
 }
 
 // PoolsHeldBy returns the pools of the claim's devices, other than those with admin access.
