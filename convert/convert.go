@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package convert turns pods that ask for GPUs in the way of older sharing systems into pods with claims: as a webhook
-// of the controller, and in manifests with the command convert. Each system, or family of systems, has a file with what
-// it reads of a container; the rest is common to all.
 package convert
 
 import (

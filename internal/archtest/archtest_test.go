@@ -11,6 +11,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -380,6 +381,34 @@ func TestOnePlace(t *testing.T) {
 		if !slices.Equal(found, []string{row.at}) {
 			t.Errorf("%s: got %v, want %s alone: use that", row.what, found, row.at)
 		}
+	}
+}
+
+// TestEvents: the events that a feature writes are in its events.go.
+func TestEvents(t *testing.T) {
+	kinds := 0
+	for _, p := range list(t) {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") || name == "internal/event" {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := strings.Count(string(text), "event.Normal(") + strings.Count(string(text), "event.Warning(")
+			if kinds += n; n > 0 && filepath.Base(file) != "events.go" {
+				t.Errorf("%s has %d kinds of events; events.go is their place", file, n)
+			}
+		}
+	}
+	if kinds < 40 {
+		t.Errorf("found %d kinds of events: does this test look for the right functions?", kinds)
 	}
 }
 

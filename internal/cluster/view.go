@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is the model of the cluster's GPUs: of their slices, the claims that hold them, taint rules and
-// device classes. A Snapshot has the objects at one time. A View follows the changes of one driver's devices. The
-// package has no client.
 package cluster
 
 import (

@@ -66,8 +66,8 @@ func TestMostOfTwoRequests(t *testing.T) {
 func TestSlow(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
-	defer func(before schedule.Limits) { limits = before }(limits)
-	limits.Ask, limits.Change = time.Nanosecond, time.Nanosecond
+	defer func(before schedule.Limits) { schedule.DefaultLimits = before }(schedule.DefaultLimits)
+	schedule.DefaultLimits.Ask, schedule.DefaultLimits.Change = time.Nanosecond, time.Nanosecond
 	r, err := Claim(t.Context(), s, "ns", "c")
 	if err != nil {
 		t.Fatal(err)
@@ -80,9 +80,10 @@ func TestSlow(t *testing.T) {
 
 // The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
 func TestSlowCause(t *testing.T) {
-	defer func(before schedule.Limits, asked int) { limits, advice.SearchAsked = before, asked }(limits,
-		advice.SearchAsked)
-	limits.Ask, advice.SearchAsked = 500*time.Millisecond, 1
+	defer func(before schedule.Limits, asked int) {
+		schedule.DefaultLimits, advice.SearchAsked = before, asked
+	}(schedule.DefaultLimits, advice.SearchAsked)
+	schedule.DefaultLimits.Ask, advice.SearchAsked = 500*time.Millisecond, 1
 	explain := func(kinds int) (*Answer, time.Duration) {
 		var nodes []clustertest.SimNode
 		for i := range kinds {

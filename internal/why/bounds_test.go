@@ -141,8 +141,8 @@ func TestTooLarge(t *testing.T) {
 			t.Errorf("%s: got %s, %.200q, want %q", row.name, r.Outcome, r.Cause, row.want)
 		}
 	}
-	defer func(before schedule.Limits) { limits = before }(limits)
-	limits.Candidates = 10
+	defer func(before schedule.Limits) { schedule.DefaultLimits = before }(schedule.DefaultLimits)
+	schedule.DefaultLimits.Candidates = 10
 	r, _ := explained(t.Context(), t, Options{}, selectorsOf(1, 1, func(int) string { return "false" }))
 	if want := "pod p waits, and is not explained: it asks for too much to compare with all devices"; r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)

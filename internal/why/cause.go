@@ -235,7 +235,7 @@ func (e *explanation) nodeCause(error) string {
 	for _, s := range e.Groups {
 		because := e.Workload.Excludes(e.Cluster, s.Node)
 		if len(because) == 0 || e.Workload.Pod != nil && slices.ContainsFunc(e.Short(e.Workload.Pod, s.Node),
-			func(name corev1.ResourceName) bool { return e.OfClass(name) != nil }) {
+			func(name corev1.ResourceName) bool { return e.ClassOf(name) != nil }) {
 			continue // its device plugin has too few devices
 		}
 		if len(e.Workload.Claims) > 0 {
@@ -317,7 +317,7 @@ func (e *explanation) subrequestCause(p cluster.Subrequest, candidates []schedul
 	ofClass, left := 0, 0
 	perGroup, onNode, total := map[*schedule.Group]int64{}, map[*schedule.Group]int64{}, int64(0)
 	for _, f := range candidates {
-		if !f.OfClass() {
+		if !f.InClass() {
 			continue
 		}
 		ofClass += f.NodesOf()

@@ -69,7 +69,7 @@ func TestEqualPods(t *testing.T) {
 					t.Errorf("got\n%s\nwant\n%s", got, want)
 				}
 			}
-			if got, repeated := len(all.answers), all.Repeated(); got != row.want || repeated != 2-row.want {
+			if got, repeated := len(all.c.answers), all.Repeated(); got != row.want || repeated != 2-row.want {
 				t.Errorf("got %d answers, %d of them again, want %d and %d", got, repeated, row.want, 2-row.want)
 			}
 		})

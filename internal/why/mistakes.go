@@ -118,7 +118,7 @@ func (q *question) offered(class *resourceapi.DeviceClass) bool {
 			if q.Context.Err() != nil {
 				return false
 			}
-			if schedule.OfClass(q.Context, class, slice.Spec.Driver, &slice.Spec.Devices[i]) {
+			if schedule.ClassAccepts(q.Context, class, slice.Spec.Driver, &slice.Spec.Devices[i]) {
 				return true
 			}
 		}
@@ -141,7 +141,7 @@ func (e *explanation) missingResource(name corev1.ResourceName) string {
 	}
 	text := fmt.Sprintf("no node offers %s", name)
 	offered := e.offeredResources()
-	if class := e.OfClass(name); class != nil && slices.Contains(offered, string(name)) {
+	if class := e.ClassOf(name); class != nil && slices.Contains(offered, string(name)) {
 		return fmt.Sprintf("%s: of the classes with this extendedResourceName the newest counts, %s, and no device is "+
 			"of it", text, class.Name)
 	}
@@ -185,7 +185,7 @@ func (e *explanation) unofferedResource() string {
 		if !schedule.IsExtended(name) || amount.IsZero() {
 			continue
 		}
-		class := e.OfClass(name)
+		class := e.ClassOf(name)
 		if class != nil && e.offered(class) || slices.ContainsFunc(e.AllNodes, func(n *corev1.Node) bool {
 			return schedule.FromPlugin(n, name)
 		}) {

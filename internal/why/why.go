@@ -50,11 +50,8 @@ type Options struct {
 // explainTimeout ends an explanation, unless the options say otherwise.
 const explainTimeout = time.Minute
 
-// limits are those of questions. Tests change them.
-var limits = schedule.DefaultLimits
-
 // Explainer explains several objects of one snapshot, one after the other. It prepares the snapshot once.
-type Explainer struct{ *explainer }
+type Explainer struct{ c *explainer }
 
 // explainer is a cluster with the answers about it.
 type explainer struct {
@@ -65,9 +62,7 @@ type explainer struct {
 }
 
 func newExplainer(s *cluster.Snapshot) *explainer {
-	c := schedule.New(s)
-	c.Limits = limits
-	return &explainer{Cluster: c, timeout: explainTimeout, answers: map[string]*Answer{}}
+	return &explainer{Cluster: schedule.New(s), timeout: explainTimeout, answers: map[string]*Answer{}}
 }
 
 // NewExplainer prepares the snapshot, which must not change any more.
@@ -78,20 +73,20 @@ func NewExplainer(s *cluster.Snapshot, o Options) *Explainer {
 }
 
 // Repeated returns how many answers so far were those about an equal pod or claim before, which takes little time.
-func (e *Explainer) Repeated() int { return e.repeated }
+func (e *Explainer) Repeated() int { return e.c.repeated }
 
 // Pod explains the pod, as the function of that name.
 func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Answer, error) {
-	pod, ok := e.PodNamed.Find(namespace, name)
+	pod, ok := e.c.PodNamed.Find(namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
 	}
-	return explainPod(ctx, e.explainer, pod), nil
+	return explainPod(ctx, e.c, pod), nil
 }
 
 // Claim explains the claim, as the function of that name.
 func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer, error) {
-	c := e.explainer
+	c := e.c
 	claim, ok := c.ClaimNamed.Find(namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)
@@ -261,7 +256,7 @@ func (c *explainer) quote(pod *corev1.Pod, r *Answer) {
 		}
 		r.Cause += "; but when the scheduler last tried, it said: " + said.Message
 		for _, name := range slices.Sorted(maps.Keys(schedule.RequestsOf(pod))) {
-			if class := c.OfClass(name); class != nil && strings.Contains(said.Message, "Insufficient "+string(name)) {
+			if class := c.ClassOf(name); class != nil && strings.Contains(said.Message, "Insufficient "+string(name)) {
 				r.Notes = append(r.Notes, fmt.Sprintf("if that stays so, the scheduler has forgotten class %s, as it "+
 					"does when another class of the same extendedResourceName was deleted: kubectl annotate "+
 					"deviceclass %s changed=\"$(date)\" --overwrite, and create the pod again", class.Name, class.Name))
@@ -329,7 +324,7 @@ func (r *Answer) unexplained(outcome Outcome, cause string) {
 // question is one about a workload that an answer explains.
 type question struct{ *schedule.Question }
 
-// explain fills in the report. An error means that there is no answer: the context has ended, or errLimit.
+// explain fills in the report. An error means that there is no answer: the context has ended, or schedule.ErrLimit.
 func (q *question) explain(r *Answer, subject string) error {
 	if invalid := q.Workload.Parse(); invalid != nil {
 		r.Outcome, r.Cause = Waits, subject+" waits: "+invalid.Error()

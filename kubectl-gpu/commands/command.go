@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package commands has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user. Two
-// commands change something: defrag --apply evicts pods, and reserve writes DeviceTaintRules.
 package commands
 
 import (

@@ -162,7 +162,7 @@ func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey][]string {
 func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass) []string {
 	var accept []string
 	for _, class := range classes {
-		accepts := func(d *resourceapi.Device) bool { return schedule.OfClass(ctx, class, m.Driver, d) }
+		accepts := func(d *resourceapi.Device) bool { return schedule.ClassAccepts(ctx, class, m.Driver, d) }
 		if len(class.Spec.Selectors) > 0 && slices.ContainsFunc(m.devices, accepts) {
 			accept = append(accept, class.Name)
 		}

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpu has the types of the driver: what a GPU is, and what a container needs to use one. It does no I/O and
-// imports the standard library only.
 package gpu
 
 import (

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health knows what can be wrong with a GPU, what follows from it, and what is wrong at the moment.
 package health
 
 import (

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hwprofile reads and writes profiles: the answers of NVML and the PCI bus on a machine, as YAML.
 package hwprofile
 
 import (

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory turns the GPUs of a node into DRA devices: ResourceSlices with attributes, capacities, counters and
-// taints.
 package inventory
 
 import (

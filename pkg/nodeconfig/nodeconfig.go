@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeconfig parses the node configuration, which says how claims may use GPUs and what follows from their
-// errors: in the driver's own format, or in that of NVIDIA's device plugin, which has nothing about errors.
 package nodeconfig
 
 import (

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sharing plans how a claim uses its allocated GPUs: settings, partitions, limits and MPS daemons. It only
-// decides and changes nothing.
-//
-// Each kind of isolation has a file of its own: isolation_mps.go, isolation_hook.go and isolation_cgroup.go.
 package sharing
 
 import (

@@ -165,7 +165,7 @@ func (ps *proposals) extendedChanges(claim int) []*Proposal {
 	for i, c := range slices.Concat(ps.Workload.Pod.Spec.InitContainers, ps.Workload.Pod.Spec.Containers) {
 		for j, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
 			now := c.Resources.Requests[name]
-			if ps.OfClass(name) == nil || now.Value() < 2 {
+			if ps.ClassOf(name) == nil || now.Value() < 2 {
 				continue
 			}
 			all = append(all, lowerCount(ps.Workload.Origins[claim].Object, fit.ExtendedRequest(i, j),
@@ -223,7 +223,7 @@ func beyond(l *selectors.Limit, candidates []schedule.Candidate) []selectors.Num
 	}
 	var all []selectors.Number
 	for _, f := range candidates {
-		if !f.OfClass() {
+		if !f.InClass() {
 			continue
 		}
 		if n, ok := l.Of(f.Slice.Spec.Driver, f.Device); ok && !l.Meets(n) {
@@ -247,7 +247,7 @@ func (ps *proposals) capacityChanges(claim, number int, candidates []schedule.Ca
 	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
 	names := map[resourceapi.QualifiedName]bool{}
 	for _, f := range candidates {
-		if f.Device.AllowMultipleAllocations == nil || !*f.Device.AllowMultipleAllocations || !f.OfClass() {
+		if f.Device.AllowMultipleAllocations == nil || !*f.Device.AllowMultipleAllocations || !f.InClass() {
 			continue
 		}
 		for name, c := range f.Device.Capacity {
@@ -307,7 +307,7 @@ func amounts(name resourceapi.QualifiedName, now *resource.Quantity, candidates 
 	found := false
 	for _, f := range candidates {
 		c, ok := f.Device.Capacity[name]
-		if !ok || !f.OfClass() {
+		if !ok || !f.InClass() {
 			continue
 		}
 		low, by := int64(1), int64(1)
@@ -385,7 +385,7 @@ func (ps *proposals) countChanges(claim, number int, candidates []schedule.Candi
 	if p.All() {
 		onNode := map[*schedule.Group]int64{}
 		for _, f := range candidates {
-			if f.OfClass() {
+			if f.InClass() {
 				onNode[f.Group]++
 				most = max(most, onNode[f.Group])
 			}
@@ -419,7 +419,7 @@ func (ps *proposals) tolerations(claim, number int, candidates []schedule.Candid
 	name := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number].Name
 	found := map[string]resourceapi.DeviceTaint{}
 	for _, f := range candidates {
-		if f.OfClass() {
+		if f.InClass() {
 			for _, t := range f.Taints {
 				// One of the driver: the device does not work, or is kept for others. Its keys do not have its name.
 				of, _, _ := strings.Cut(t.Key, "/")
@@ -448,7 +448,7 @@ func (ps *proposals) tolerations(claim, number int, candidates []schedule.Candid
 // classChanges offers other classes for one that does not exist, or that has no device.
 func (ps *proposals) classChanges(claim, number int, candidates []schedule.Candidate) []*Proposal {
 	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
-	if ps.ClassByName[*p.Class] != nil && slices.ContainsFunc(candidates, schedule.Candidate.OfClass) {
+	if ps.ClassByName[*p.Class] != nil && slices.ContainsFunc(candidates, schedule.Candidate.InClass) {
 		return nil
 	}
 	var all []*Proposal

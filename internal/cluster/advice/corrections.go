@@ -116,7 +116,7 @@ func Mistakes(q *schedule.Question, claim, number int, candidates []schedule.Can
 // anyMeets reports whether a device of the class meets the expression.
 func anyMeets(q *schedule.Question, expression string, candidates []schedule.Candidate) bool {
 	return slices.ContainsFunc(candidates, func(f schedule.Candidate) bool {
-		if !f.OfClass() {
+		if !f.InClass() {
 			return false
 		}
 		ok, err := schedule.Meets(q.Context, f.Slice.Spec.Driver, f.Device, selectors.Compiled.GetOrCompile(expression))
@@ -130,7 +130,7 @@ func vocabularyOf(candidates []schedule.Candidate) *selectors.Vocabulary {
 	type parts struct{ attributes, capacity uintptr } // equal devices may share them
 	seen := map[parts]bool{}
 	for _, f := range candidates {
-		if !f.OfClass() {
+		if !f.InClass() {
 			continue
 		}
 		of := parts{reflect.ValueOf(f.Device.Attributes).Pointer(), reflect.ValueOf(f.Device.Capacity).Pointer()}

@@ -9,6 +9,6 @@
 //
 // A change counts only if the workload also starts with it (schedule.Question.Starts), unless there is no other. The
 // search ends after SearchAsked questions or SearchTimeout, and then says what it has not tried. The random tests of
-// package why judge the advice with Kubernetes' allocator and with its scheduler: with the advice the pod is placed,
-// with less it is not.
+// package why judge the advice with the allocator (TestRandomClaims) and the scheduler: with the advice the pod is
+// placed, with less it is not.
 package advice

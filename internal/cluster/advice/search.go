@@ -85,7 +85,7 @@ type Search struct {
 	NotTried   []string
 	// refusedOnly is the first change with which the workload gets devices that its node refuses; nil: none.
 	refusedOnly []Step
-	Note        string // what the changes do not change
+	Note        string // with what it would get devices and not start
 }
 
 // Find searches for the smallest changes of the workload of the question. The candidates are those of CompareAll.

@@ -457,7 +457,7 @@ func (t *trial) open() []*physicalGPU {
 func (t *trial) closed(g *physicalGPU) bool { return t.d.kept[g] || slices.Contains(t.freed, g) }
 
 // on returns where the pod fits on the node, or nil: on one GPU, or if that is nil on all that are allowed. The error
-// is errLimit.
+// is schedule.ErrLimit.
 func (t *trial) on(m *mover, node string, only *physicalGPU) (*schedule.Placement, error) {
 	key := m.key + "\n" + node
 	known := only == nil && len(t.placed) == 0 && !t.left[node]

@@ -162,7 +162,7 @@ func (d *defragmenter) replace(m *mover) string {
 	pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
 	w, err := d.WorkloadOf(pod)
 	if err == nil {
-		err = w.Known()
+		err = w.Validate()
 	}
 	if err == nil {
 		err = w.TooLarge()

@@ -8,7 +8,8 @@
 // node is left when its best set is known. Defrag knows which pods must go, the holders of a GPU or node, and places
 // each of them elsewhere, on the fullest GPU first; candidates with the fewest pods come first.
 //
-// What must hold: a pod ends only for one that then starts (schedule.Question.Starts), and only if no budget,
-// annotation or controller forbids it. TestRandomPreemptions compares with an oracle that tries every set of victims;
-// TestDefragRandom replays each plan with Kubernetes' allocator and looks for a better one.
+// What must hold: a pod ends only for one that then starts (schedule.Question.Starts). Preempt evicts no static pod and
+// respects budgets; Defrag moves no pod that an annotation or its controller keeps. TestRandomPreemptions compares with
+// an oracle that tries every set of victims; TestDefragRandom replays each plan with Kubernetes' allocator and looks
+// for a better one.
 package moves

@@ -84,7 +84,7 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 		onNodes: map[string][]*corev1.Pod{}, nominated: map[string]corev1.ResourceList{}}
 	w, err := p.WorkloadOf(pod)
 	if err == nil {
-		err = cmp.Or(w.Known(), w.TooLarge())
+		err = cmp.Or(w.Validate(), w.TooLarge())
 	}
 	if err != nil || len(w.Claims) == 0 || needsOtherPods(pod) {
 		return nil, nil //nolint:nilerr // the pod waits for something else

@@ -22,7 +22,7 @@ import (
 )
 
 // WorkloadOf returns the pod with its claims. An error says why the scheduler does not look at devices yet, or is a
-// lackError.
+// LackError.
 func (c *Cluster) WorkloadOf(pod *corev1.Pod) (*Workload, error) {
 	w := &Workload{Pod: pod}
 	if n := len(pod.Spec.ResourceClaims); n > maxSubrequests {
@@ -153,7 +153,7 @@ func (c *Cluster) ExtendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[
 	var all []resourceapi.DeviceRequest
 	extended := map[string]corev1.ResourceName{}
 	for _, name := range slices.Sorted(maps.Keys(RequestsOf(pod))) {
-		class := c.OfClass(name)
+		class := c.ClassOf(name)
 		if class == nil {
 			continue
 		}
@@ -189,7 +189,7 @@ func (c *Cluster) missingClaim(namespace, name string) error {
 		return fmt.Errorf("%s; there is a template of that name: write resourceClaimTemplateName instead of "+
 			"resourceClaimName", text)
 	}
-	if hint := hintOf(name, InNamespace(namespace, c.Claims)); hint != "" {
+	if hint := hintOf(name, inNamespace(namespace, c.Claims)); hint != "" {
 		return fmt.Errorf("%s%s", text, hint)
 	}
 	return fmt.Errorf("%s%s", text, c.elsewhere(name, "claims", namespacesOf(name, c.Claims)))
@@ -202,7 +202,7 @@ func (c *Cluster) missingTemplate(namespace, name, claim string) error {
 		return fmt.Errorf("%s; there is a claim of that name: write resourceClaimName instead of "+
 			"resourceClaimTemplateName", text)
 	}
-	own := InNamespace(namespace, c.Templates)
+	own := inNamespace(namespace, c.Templates)
 	if hint := hintOf(name, own); hint != "" {
 		return fmt.Errorf("%s%s", text, hint)
 	}
@@ -259,8 +259,8 @@ func namespacesOf[T metav1.Object](name string, all []T) []string {
 	return namespaces
 }
 
-// InNamespace returns the objects of the namespace.
-func InNamespace[T metav1.Object](namespace string, all []T) []T {
+// inNamespace returns the objects of the namespace.
+func inNamespace[T metav1.Object](namespace string, all []T) []T {
 	var own []T
 	for _, o := range all {
 		if namespace == "" || o.GetNamespace() == namespace {

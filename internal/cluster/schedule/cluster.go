@@ -35,7 +35,7 @@ type Limits struct {
 	Candidates int
 }
 
-// DefaultLimits are those of a new Cluster.
+// DefaultLimits are those of a new Cluster. Tests change them.
 var DefaultLimits = Limits{Ask: 10 * time.Second, Change: time.Second, Candidates: 500_000}
 
 // Cluster is a snapshot with indexes.

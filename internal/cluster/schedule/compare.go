@@ -65,8 +65,8 @@ func (f *Candidate) lose(kind LossKind, detail string) {
 // ClauseRef names a clause of a subrequest.
 type ClauseRef struct{ Selector, Clause int }
 
-// OfClass reports whether the class has the device.
-func (f Candidate) OfClass() bool { return !f.other }
+// InClass reports whether the class has the device.
+func (f Candidate) InClass() bool { return !f.other }
 
 // condition is a clause of a subrequest, compiled.
 type condition struct {
@@ -89,7 +89,7 @@ func (q *Question) conditions(claim, number int, p cluster.Subrequest) []conditi
 	return all
 }
 
-// Compare compares a subrequest of a claim with all devices of the groups. The error is errLimit.
+// Compare compares a subrequest of a claim with all devices of the groups. The error is ErrLimit.
 func (q *Question) Compare(claim int, number int, groups []*Group, most int) ([]Candidate, error) {
 	p := cluster.Subrequests(&q.Workload.Claims[claim].Spec)[number]
 	class, conditions := q.ClassByName[*p.Class], q.conditions(claim, number, p)
@@ -246,8 +246,9 @@ func QuantityOf(p cluster.Subrequest, name resourceapi.QualifiedName) *resource.
 	return nil
 }
 
-// OfClass reports whether all selectors of the class accept the driver's device. An expression that fails does not.
-func OfClass(ctx context.Context, class *resourceapi.DeviceClass, driver string, d *resourceapi.Device) bool {
+// ClassAccepts reports whether all selectors of the class accept the driver's device. An expression that fails does
+// not.
+func ClassAccepts(ctx context.Context, class *resourceapi.DeviceClass, driver string, d *resourceapi.Device) bool {
 	return !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
 		ok, err := Meets(ctx, driver, d, selectors.Compiled.GetOrCompile(expressionOf(s)))
 		return err != nil || !ok
@@ -265,7 +266,7 @@ func Meets(ctx context.Context, driver string, d *resourceapi.Device, program ce
 }
 
 // CompareAll compares each subrequest of each claim with the devices of the nodes that the pod does not exclude. If it
-// excludes all, those of all nodes are compared. The error is errLimit.
+// excludes all, those of all nodes are compared. The error is ErrLimit.
 func (q *Question) CompareAll() (map[RequestID][]Candidate, error) {
 	groups := q.Open()
 	if len(groups) == 0 {

@@ -12,11 +12,12 @@
 // Question.Compare says of each device why a request does not get it.
 //
 // What must hold:
-//   - An answer about a Group holds for each of its nodes (TestSlimSlices and the random tests of package why).
+//   - An answer about a Group holds for each of its nodes (TestGroups and TestRandomClaims of package why).
 //   - A bound is never below what the allocator gives (TestMostIsBound).
 //   - What users choose is bounded: the size of a workload (Workload.TooLarge), the time of a question, and how many
-//     devices are kept in memory (Limits). What is not known in time is ErrLimit, and never "no".
-//   - Whoever reads with HideOthers set learns nothing of other namespaces.
+//     devices are kept in memory (Limits). What is not known in time is ErrLimit; in a search (Question.MaxAsked) it
+//     counts as no, and Question.Slow counts it.
+//   - With HideOthers, causes and details name no object of another namespace.
 //
-// What it does not simulate of the scheduler is listed by Unconsidered.
+// What it does not simulate of the scheduler is listed by Notes.
 package schedule

@@ -35,8 +35,8 @@ func Read(ctx context.Context, r read.Reader, namespace string, claims []*resour
 	wg.Go(func() { all = rest.Read(ctx, resources...) })
 	first := r.Read(ctx, cluster.Classes, cluster.Claims, cluster.Templates)
 	attributes = AttributesFor(&cluster.Snapshot{Classes: first.Classes,
-		Claims:    slices.Concat(InNamespace(namespace, first.Claims), claims),
-		Templates: slices.Concat(InNamespace(namespace, first.Templates), templates)})
+		Claims:    slices.Concat(inNamespace(namespace, first.Claims), claims),
+		Templates: slices.Concat(inNamespace(namespace, first.Templates), templates)})
 	close(known)
 	last := r.Read(ctx, cluster.Pods) // a pod that uses one of these claims is among them, unless it is gone
 	wg.Wait()

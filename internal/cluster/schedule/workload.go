@@ -50,7 +50,7 @@ type Origin struct {
 	Object string // what to change, such as "ResourceClaimTemplate ns/name"
 	exists bool   // as a ResourceClaim, or the pod does whose extended resources it is for: it has passed the quota
 	// Extended are the extended resources behind the requests, by the name of the request. nil: the claim is none for
-	// Extended resources.
+	// extended resources.
 	Extended map[string]corev1.ResourceName
 }
 
@@ -127,9 +127,9 @@ func (w *Workload) TooLarge() error {
 		"are %d, %d and %d", parts, selectors, bytes, maxSubrequests, maxClauses, maxExpressionBytes)
 }
 
-// Known returns an error for a request that the allocator does not expect: of a newer version of Kubernetes, or of a
+// Validate returns an error for a request that the allocator does not expect: of a newer version of Kubernetes, or of a
 // manifest that the API server would refuse.
-func (w *Workload) Known() error {
+func (w *Workload) Validate() error {
 	for i, claim := range w.Claims {
 		for number, alternatives := range cluster.Requests(&claim.Spec) {
 			r := claim.Spec.Devices.Requests[number]
@@ -165,7 +165,7 @@ func named(all []resourceapi.DeviceRequest, name string, alternatives []cluster.
 // Parse cuts the expressions of the claims. The error names the one that is not valid. Those that would have too many
 // clauses are not cut.
 func (w *Workload) Parse() error {
-	if err := w.Known(); err != nil {
+	if err := w.Validate(); err != nil {
 		return err
 	}
 	w.Clauses = map[SelectorRef][]selectors.Clause{}
@@ -289,7 +289,7 @@ func (c *Cluster) Short(pod *corev1.Pod, node *corev1.Node) []corev1.ResourceNam
 	var all []corev1.ResourceName
 	requests := RequestsOf(pod)
 	for name, q := range requests {
-		if q.IsZero() || len(node.Status.Allocatable) == 0 || c.OfClass(name) != nil && !FromPlugin(node, name) {
+		if q.IsZero() || len(node.Status.Allocatable) == 0 || c.ClassOf(name) != nil && !FromPlugin(node, name) {
 			continue
 		}
 		if free := c.Free(node, name); free.Cmp(q) < 0 {
@@ -337,8 +337,8 @@ func (c *Cluster) Free(node *corev1.Node, name corev1.ResourceName) resource.Qua
 	return free
 }
 
-// OfClass returns the class behind an extended resource, or nil.
-func (c *Cluster) OfClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+// ClassOf returns the class behind an extended resource, or nil.
+func (c *Cluster) ClassOf(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if class, ok := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
 		return c.ClassByName[class]
 	}

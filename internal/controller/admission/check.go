@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission validates claims and device classes. An error means that no node, of now or later, can serve the
-// claim. A warning means that the claim may fail, or has to wait: whatever depends on the published devices.
 package admission
 
 import (

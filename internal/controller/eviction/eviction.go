@@ -19,11 +19,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 )
 
-// Evicted is the event about a pod that is deleted.
-var Evicted = event.Warning("DeviceTaintEviction", "Pod",
-	"the pod was deleted, because a GPU that it has got as an extended resource has a taint with the effect "+
-		"NoExecute; the text names both")
-
 // The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the
 // other pods. An eviction is up to three requests, beside its event.
 const (

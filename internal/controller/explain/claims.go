@@ -31,17 +31,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Events are the events about claims that ask for, or have, something else than their user wrote.
-var Events = struct{ NotRanked, FieldsDropped, WholeGPU event.Kind }{
-	NotRanked: event.Warning("NotRanked", "ResourceClaim",
-		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
-	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
-		"the API server has dropped fields of the claim; the text names the feature gate that it lacks, and what the "+
-			"claim asks for without them"),
-	WholeGPU: event.Warning("WholeGPU", "ResourceClaim, Pod",
-		"the claim asks for a share and has a whole GPU, because that GPU has no shares; the text names both"),
-}
-
 // Claims writes events about claims that ask for, or have, something else than their user wrote: claims for a
 // share that have a whole GPU, claims for the strongest GPU that were not ranked although there is something to rank,
 // such as those that were created while the controller did not answer, and claims with fields that the API server has

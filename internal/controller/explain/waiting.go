@@ -51,11 +51,6 @@ const (
 	pauseFactor = 19
 )
 
-// NotAllocated is the event about a claim or a pod that waits.
-var NotAllocated = event.Warning("NotAllocated", "ResourceClaim, Pod",
-	"the claim or the pod has waited for devices for more than a minute; the text says why the scheduler does not "+
-		"place the pod, and the smallest change with which it would")
-
 // Waiting writes events about a claim for devices of the driver that has waited for longer than after, and
 // about its pod: why the pod is not scheduled, and the smallest change with which it would be. It also writes one about
 // a pod whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl

@@ -34,14 +34,6 @@ import (
 // Label is the label of a namespace whose idle pods are evicted. Its value is how long a pod may be idle: 2h.
 const Label = "gpu.nvidia.com/idle-eviction"
 
-// Events are the events that the eviction of idle pods writes.
-var Events = struct{ IdleGPU, IdleGPUEviction event.Kind }{
-	IdleGPU: event.Warning("IdleGPU", "Pod", "the pod does not use its GPUs, and will be evicted, because its "+
-		"namespace has the label "+Label+"; or that label is not a time, and nothing is evicted; the text says which"),
-	IdleGPUEviction: event.Warning("IdleGPUEviction", "Pod",
-		"the pod was evicted, because it has not used its GPUs for as long as the label of its namespace says"),
-}
-
 // maxPeriod is the longest time between two looks at the idle claims.
 const maxPeriod = 30 * time.Second
 

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preempt makes room for pods of higher priority that wait for devices: it evicts the cheapest pods of lower
-// priority, and keeps their devices for the pod. The scheduler preempts for CPU and memory, and not for claims.
-//
-// What it has decided is in the cluster before it evicts: DeviceTaintRules on the devices, which name the pod and the
-// victims. So another leader goes on from there.
 package preempt
 
 import (

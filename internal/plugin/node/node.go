@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node knows the GPUs of the node. One goroutine owns what is known: discoveries, modes, health. Everything
-// that happens is an event for it, from which actions follow: what is to be published, reported, saved and resumed. The
-// package changes no GPU and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth,
-// publish and report.
 package node
 
 import (

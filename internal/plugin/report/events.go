@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report writes events, the status of claims, metrics and readiness. It reports what other packages have
-// decided. It must import none of its sibling packages, and touch no GPU.
 package report
 
 import (

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml reads and changes GPUs through NVIDIA's management library (NVML). It works the same with a real and a
-// simulated library.
 package nvml
 
 import (

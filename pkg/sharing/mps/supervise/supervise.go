@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervise runs the requested MPS daemons of a node, as child processes.
 package supervise
 
 import (
