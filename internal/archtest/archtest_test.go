@@ -11,6 +11,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"iter"
 	"os"
 	"os/exec"
 	"path"
@@ -363,20 +364,8 @@ func TestOnePlace(t *testing.T) {
 		}},
 	} {
 		var found []string
-		for _, p := range list(t) {
-			name := strings.TrimPrefix(p.ImportPath, module)
-			if isTool(name) {
-				continue
-			}
-			files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, file := range files {
-				if !strings.HasSuffix(file, "_test.go") {
-					found = append(found, functions(t, name, file, row.is)...)
-				}
-			}
+		for name, file := range sources(t) {
+			found = append(found, functions(t, name, file, row.is)...)
 		}
 		if !slices.Equal(found, []string{row.at}) {
 			t.Errorf("%s: got %v, want %s alone: use that", row.what, found, row.at)
@@ -387,28 +376,37 @@ func TestOnePlace(t *testing.T) {
 // TestEvents: the events that a feature writes are in its events.go.
 func TestEvents(t *testing.T) {
 	kinds := 0
-	for _, p := range list(t) {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
+	for name, file := range sources(t) {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, file := range files {
-			if strings.HasSuffix(file, "_test.go") || name == "internal/event" {
-				continue
-			}
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := strings.Count(string(text), "event.Normal(") + strings.Count(string(text), "event.Warning(")
-			if kinds += n; n > 0 && filepath.Base(file) != "events.go" {
-				t.Errorf("%s has %d kinds of events; events.go is their place", file, n)
-			}
+		n := strings.Count(string(text), "event.Normal(") + strings.Count(string(text), "event.Warning(")
+		if kinds += n; n > 0 && filepath.Base(file) != "events.go" {
+			t.Errorf("%s of %s has %d kinds of events; events.go is their place", filepath.Base(file), name, n)
 		}
 	}
 	if kinds < 40 {
 		t.Errorf("found %d kinds of events: does this test look for the right functions?", kinds)
+	}
+}
+
+// sources iterates over the files of the packages of the driver that are not tests, with the package.
+func sources(t *testing.T) iter.Seq2[string, string] {
+	return func(yield func(name, file string) bool) {
+		t.Helper()
+		for _, p := range list(t) {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range files {
+				if !isTool(name) && !strings.HasSuffix(file, "_test.go") && !yield(name, file) {
+					return
+				}
+			}
+		}
 	}
 }
 

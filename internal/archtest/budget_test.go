@@ -46,25 +46,35 @@ func (l lines) plus(o lines) lines { return lines{l[0] + o[0], l[1] + o[1], l[2]
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
+// walk calls visit with each file below root that is of the project.
+func walk(root string, visit func(file string) error) error {
+	return filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !entry.IsDir() {
+			return visit(file)
+		}
+		name := entry.Name()
+		if hidden := strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_"); file != root &&
+			(hidden || name == "testdata" || name == "node_modules") {
+			return filepath.SkipDir
+		}
+		return nil
+	})
+}
+
 // count returns the lines of each folder below root.
 func count(root string) (map[string]lines, error) {
 	all := map[string]lines{}
-	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
-		name := entry.Name()
-		if err != nil || entry.IsDir() {
-			if hidden := strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_"); err == nil && file != root &&
-				(hidden || name == "testdata" || name == "node_modules") {
-				return filepath.SkipDir
-			}
-			return err
-		}
+	err := walk(root, func(file string) error {
 		kind := 0
 		switch {
-		case strings.HasSuffix(name, ".md"):
+		case strings.HasSuffix(file, ".md"):
 			kind = 2
-		case strings.HasSuffix(name, "_test.go"):
+		case strings.HasSuffix(file, "_test.go"):
 			kind = 1
-		case !strings.HasSuffix(name, ".go"):
+		case !strings.HasSuffix(file, ".go"):
 			return nil
 		}
 		text, err := os.ReadFile(file)

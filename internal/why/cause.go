@@ -63,8 +63,8 @@ func (e *explanation) requests() []RequestLosses {
 			if !p.All() {
 				r.Wanted = *p.Count
 			}
-			onGroup, losses, nodes := map[*schedule.Group]int{}, map[schedule.Reason]*Loss{},
-				map[schedule.Reason]map[*schedule.Group]bool{}
+			onGroup := map[*schedule.Group]int{}
+			losses, nodes := map[schedule.Reason]*Loss{}, map[schedule.Reason]map[*schedule.Group]bool{}
 			for _, f := range once(e.candidates[schedule.RequestID{Claim: i, Number: j}]) {
 				r.Devices += f.NodesOf()
 				if len(f.Reasons) == 0 {
@@ -75,8 +75,8 @@ func (e *explanation) requests() []RequestLosses {
 				}
 				first := f.Reasons[0]
 				if losses[first] == nil {
-					losses[first], nodes[first] = &Loss{Kind: first.Kind, Detail: first.Detail},
-						map[*schedule.Group]bool{}
+					losses[first] = &Loss{Kind: first.Kind, Detail: first.Detail}
+					nodes[first] = map[*schedule.Group]bool{}
 				}
 				losses[first].Devices += f.NodesOf()
 				if len(f.Reasons) == 1 {
@@ -263,8 +263,7 @@ func (e *explanation) nodeCause(error) string {
 		what = "what else the pod needs"
 	}
 	return fmt.Sprintf("%d %s %s, and the pod cannot run there: %s", nodes,
-		schedule.Plural(nodes, "node has", "nodes have"),
-		what, strings.Join(slices.Compact(reasons), "; "))
+		schedule.Plural(nodes, "node has", "nodes have"), what, strings.Join(slices.Compact(reasons), "; "))
 }
 
 // onlyRequest returns the workload with only one request, without constraints.

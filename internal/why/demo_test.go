@@ -5,7 +5,6 @@ package why
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +14,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -83,30 +81,4 @@ func demoNodes(t *testing.T) *cluster.Snapshot {
 		s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
 	}
 	return s
-}
-
-// The page about the command lists the kinds of changes in the order in which they are preferred, and the limits.
-func TestPage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/why.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var listed []advice.ChangeKind
-	for line := range strings.Lines(string(page)) {
-		if kind, ok := strings.CutPrefix(line, "| `"); ok {
-			kind, _, _ = strings.Cut(kind, "`")
-			listed = append(listed, advice.ChangeKind(kind))
-		}
-	}
-	if !slices.Equal(listed, advice.Kinds) {
-		t.Errorf("the page lists %v, want %v", listed, advice.Kinds)
-	}
-	words := strings.Join(strings.Fields(string(page)), " ")
-	for _, limit := range []string{fmt.Sprintf("%d,%03d questions", advice.SearchAsked/1000, advice.SearchAsked%1000),
-		fmt.Sprintf("%.0f s,", advice.SearchTimeout.Seconds()),
-		fmt.Sprintf("%d kinds of nodes", advice.MaxGroups)} {
-		if !strings.Contains(words, limit) {
-			t.Errorf("the page lacks %q", limit)
-		}
-	}
 }

@@ -43,7 +43,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	for _, template := range m.Templates {
 		with.Templates = replace(with.Templates, template)
 	}
-	c, existing := newExplainer(&with), schedule.ByName(s.Claims)
+	c, existing := newExplainer(&with, Options{}), schedule.ByName(s.Claims)
 	for _, claim := range m.Claims {
 		_, exists := existing.Find(claim.Namespace, claim.Name)
 		c.Planned[claim.Namespace+"/"+claim.Name] = !exists

@@ -30,8 +30,8 @@ func (q *question) noteMistakes(r *Answer, placements []schedule.Placement) {
 			}
 		}
 		number := 0
-		for k, alternatives := range cluster.Requests(&claim.Spec) {
-			isRanked := schedule.Ranked(claim.Spec.Devices.Requests[k].FirstAvailable)
+		for _, alternatives := range cluster.Requests(&claim.Spec) {
+			isRanked := schedule.Ranked(alternatives)
 			given := slices.IndexFunc(alternatives, func(s cluster.Subrequest) bool { return first[s.Name] })
 			for j, s := range alternatives {
 				if number++; isRanked || j >= given || q.ClassByName[*s.Class] == nil {
@@ -41,9 +41,9 @@ func (q *question) noteMistakes(r *Answer, placements []schedule.Placement) {
 				if err != nil {
 					return // it is only a note
 				}
-				for _, m := range advice.Mistakes(q.Question, i, number-1, candidates) {
-					r.Notes = append(r.Notes, fmt.Sprintf("request %s of %s: %s", s.Name, q.Workload.Origins[i].Label,
-						m.Text))
+				for _, text := range advice.Mistakes(q.Question, i, number-1, candidates) {
+					label := q.Workload.Origins[i].Label
+					r.Notes = append(r.Notes, fmt.Sprintf("request %s of %s: %s", s.Name, label, text))
 				}
 			}
 		}
@@ -56,14 +56,15 @@ func (e *explanation) mistakeCause(problem error) string {
 	for i, claim := range e.Workload.Claims {
 		for j, p := range cluster.Subrequests(&claim.Spec) {
 			var texts []string
-			for _, m := range advice.Mistakes(e.Question, i, j, e.candidates[schedule.RequestID{Claim: i, Number: j}]) {
-				if !slices.Contains(texts, m.Text) {
-					texts = append(texts, m.Text)
+			of := e.candidates[schedule.RequestID{Claim: i, Number: j}]
+			for _, text := range advice.Mistakes(e.Question, i, j, of) {
+				if !slices.Contains(texts, text) {
+					texts = append(texts, text)
 				}
 			}
 			if len(texts) > 0 {
-				text := fmt.Sprintf("request %s of %s: %s", p.Name, e.Workload.Origins[i].Label, strings.Join(texts,
-					"; "))
+				label := e.Workload.Origins[i].Label
+				text := fmt.Sprintf("request %s of %s: %s", p.Name, label, strings.Join(texts, "; "))
 				if problem != nil && !errors.Is(problem, schedule.ErrLimit) {
 					text += " (the selector fails on devices of the class, and then the scheduler gives up on the pod)"
 				}

@@ -201,16 +201,13 @@ func lossText(l Loss) string {
 
 // taintText says that devices have the taint, or who it keeps them for.
 func taintText(devices int, taint string) string {
+	is := schedule.Plural(devices, "is", "are")
 	if value, ok := strings.CutPrefix(taint, cluster.ReservedTaint); ok {
 		team, _, _ := strings.Cut(strings.TrimPrefix(value, "="), ":")
-		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)",
-			schedule.Plural(devices, "is", "are"),
-			cmp.Or(team, "others"), taint)
+		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", is, cmp.Or(team, "others"), taint)
 	}
 	if taint == cluster.PreemptionTaint {
-		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)",
-			schedule.Plural(devices, "is", "are"),
-			taint)
+		return fmt.Sprintf("%s kept for a pod that preempted others (the taint %s)", is, taint)
 	}
 	return schedule.Plural(devices, "has", "have") + " the taint " + taint
 }

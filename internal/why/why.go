@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
@@ -61,15 +62,15 @@ type explainer struct {
 	repeated int                // how many answers were known from an equal workload
 }
 
-func newExplainer(s *cluster.Snapshot) *explainer {
-	return &explainer{Cluster: schedule.New(s), timeout: explainTimeout, answers: map[string]*Answer{}}
+func newExplainer(s *cluster.Snapshot, o Options) *explainer {
+	c := &explainer{Cluster: schedule.New(s), timeout: cmp.Or(o.Timeout, explainTimeout), answers: map[string]*Answer{}}
+	c.HideOthers = o.HideOthers
+	return c
 }
 
 // NewExplainer prepares the snapshot, which must not change any more.
 func NewExplainer(s *cluster.Snapshot, o Options) *Explainer {
-	c := newExplainer(s)
-	c.HideOthers, c.timeout = o.HideOthers, cmp.Or(o.Timeout, explainTimeout)
-	return &Explainer{c}
+	return &Explainer{newExplainer(s, o)}
 }
 
 // Repeated returns how many answers so far were those about an equal pod or claim before, which takes little time.
@@ -390,7 +391,7 @@ func (q *question) explainFit(r *Answer, subject string, placements []schedule.P
 		for i, result := range found.Results {
 			for _, d := range result.Devices.Results {
 				place.Devices = append(place.Devices, Device{Claim: q.Workload.Claims[i].Name, Request: d.Request,
-					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: q.AskedOf(q.Workload.Claims[i], d)})
+					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: q.askedOf(q.Workload.Claims[i], d)})
 			}
 		}
 		r.Places = append(r.Places, place)
@@ -409,6 +410,17 @@ func (q *question) explainFit(r *Answer, subject string, placements []schedule.P
 		r.Outcome = Undecided
 		r.Cause += ", unless " + strings.Join(unless, " or ")
 	}
+}
+
+// askedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
+// "": it asks for none, or the device is none that could have shares.
+func (q *question) askedOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
+	d := q.Device(r)
+	if d == nil || ptr.Deref(d.Attributes["type"].StringValue, "gpu") != "gpu" ||
+		ptr.Deref(d.AllowMultipleAllocations, false) {
+		return ""
+	}
+	return cluster.Share(&claim.Spec, r.Request, d)
 }
 
 // answer fills in the answer about an anonymous workload, with the names of this one.

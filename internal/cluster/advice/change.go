@@ -82,10 +82,10 @@ func clauseOf(r schedule.SelectorRef, number int) target {
 }
 
 // rank orders the kinds of changes: the first are preferred.
-func (c *Proposal) rank() int { return slices.Index(Kinds, c.Kind) }
+func (c *Proposal) rank() int { return slices.Index(kinds, c.Kind) }
 
-// Kinds are all kinds, in the order in which they are preferred.
-var Kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity,
+// kinds are all kinds, in the order in which they are preferred.
+var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity,
 	DropClause, Tolerate, UseClass, ChangePod}
 
 // proposals lists the changes of a workload that the package knows.
@@ -170,8 +170,7 @@ func (ps *proposals) extendedChanges(claim int) []*Proposal {
 			}
 			all = append(all, lowerCount(ps.Workload.Origins[claim].Object, fit.ExtendedRequest(i, j),
 				target{field: "container", request: schedule.RequestID{Claim: claim, Number: i}, number: j},
-				fmt.Sprintf("instead of %d",
-					now.Value()), now.Value()-1,
+				fmt.Sprintf("instead of %d", now.Value()), now.Value()-1,
 				func(w *schedule.Workload, count int64) {
 					containers := slices.Concat(w.Pod.Spec.InitContainers, w.Pod.Spec.Containers)
 					containers[i].Resources.Requests[name] = *schedule.NewQuantity(count)
@@ -197,7 +196,7 @@ func (ps *proposals) clauseChanges(claim, number int, candidates []schedule.Cand
 					all[len(all)-1].try = UpTo(levels)
 				}
 			}
-			if c.Text == "true" || c.Text == schedule.Never && p.Alternative >= 0 {
+			if c.Text == "true" || c.Text == "false" && p.Alternative >= 0 {
 				continue
 			}
 			if slices.ContainsFunc(candidates, func(f schedule.Candidate) bool {
@@ -396,17 +395,17 @@ func (ps *proposals) countChanges(claim, number int, candidates []schedule.Candi
 	if most < 1 {
 		return nil
 	}
-	return []*Proposal{lowerCount(ps.Workload.Origins[claim].Object, p.Name, target{field: "count",
-		request: schedule.RequestID{Claim: claim, Number: number}}, instead,
-		most, func(w *schedule.Workload, count int64) {
+	of := target{field: "count", request: schedule.RequestID{Claim: claim, Number: number}}
+	return []*Proposal{lowerCount(ps.Workload.Origins[claim].Object, p.Name, of, instead, most,
+		func(w *schedule.Workload, count int64) {
 			p := cluster.Subrequests(&w.Claims[claim].Spec)[number]
 			*p.Mode, *p.Count = resourceapi.DeviceAllocationModeExactCount, count
 		})}
 }
 
 // lowerCount returns a change to at most that many devices.
-func lowerCount(in, request string, of target, instead string, most int64, set func(w *schedule.Workload,
-	count int64)) *Proposal {
+func lowerCount(in, request string, of target, instead string, most int64,
+	set func(w *schedule.Workload, count int64)) *Proposal {
 	return &Proposal{Kind: LowerCount, in: in, request: request, Target: of, Levels: int(most),
 		Text: func(level int) string {
 			n := int(most) - level

@@ -15,16 +15,19 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
+// maxClasses is how many classes are tried in place of one that has no devices.
+const maxClasses = 16
+
 // corrections replaces names and values that no device has by those that were likely meant.
 func (ps *proposals) corrections(claim, number int, candidates []schedule.Candidate) []*Proposal {
 	p := cluster.Subrequests(&ps.Workload.Claims[claim].Spec)[number]
 	var all []*Proposal
-	for _, m := range Mistakes(ps.Question, claim, number, candidates) {
+	for _, m := range wrongClauses(ps.Question, claim, number, candidates) {
+		text := ps.Workload.Clauses[m.ref][m.clause].Text
 		if ps.ClassByName[m.Class] != nil {
 			all = append(all, &Proposal{Kind: UseClass, in: ps.Workload.Origins[claim].Object, request: p.Name,
 				Target: clauseOf(m.ref, m.clause), Levels: 1,
-				Text: one(fmt.Sprintf("use the class %s, without %s", m.Class,
-					ps.Workload.Clauses[m.ref][m.clause].Text)),
+				Text: one(fmt.Sprintf("use the class %s, without %s", m.Class, text)),
 				apply: func(w *schedule.Workload, _ int) {
 					*cluster.Subrequests(&w.Claims[claim].Spec)[number].Class = m.Class
 					w.SetClause(m.ref, m.clause, "")
@@ -34,11 +37,8 @@ func (ps *proposals) corrections(claim, number int, candidates []schedule.Candid
 			continue
 		}
 		c := &Proposal{Kind: Correct, in: ps.Workload.Origins[claim].Object, request: p.Name,
-			Target: clauseOf(m.ref, m.clause),
-			Levels: len(m.Fixes), try: UpTo(len(m.Fixes)),
-			Text: func(level int) string {
-				return fmt.Sprintf("write %s instead of %s", m.Fixes[level], ps.Workload.Clauses[m.ref][m.clause].Text)
-			},
+			Target: clauseOf(m.ref, m.clause), Levels: len(m.Fixes), try: UpTo(len(m.Fixes)),
+			Text:  func(level int) string { return fmt.Sprintf("write %s instead of %s", m.Fixes[level], text) },
 			apply: func(w *schedule.Workload, level int) { w.SetClause(m.ref, m.clause, m.Fixes[level]) }}
 		if m.Wrong != (selectors.Path{}) { // each clause of the selector names it
 			c.Text = one(fmt.Sprintf("write %s instead of %s", m.Right, m.Wrong))
@@ -77,8 +77,14 @@ func (ps *proposals) otherClasses(name string) []string {
 	return near
 }
 
-// maxClasses is how many classes are tried in place of one that has no devices.
-const maxClasses = 16
+// Mistakes says what is wrong with clauses of the subrequest that no device of its class meets, and what was likely
+// meant.
+func Mistakes(q *schedule.Question, claim, number int, candidates []schedule.Candidate) (texts []string) {
+	for _, m := range wrongClauses(q, claim, number, candidates) {
+		texts = append(texts, m.Text)
+	}
+	return texts
+}
 
 // wrongClause is a mistake in a clause of a subrequest.
 type wrongClause struct {
@@ -87,9 +93,9 @@ type wrongClause struct {
 	*selectors.Mistake
 }
 
-// Mistakes returns the clauses of the subrequest that no device of its class meets and that have a mistake: one
+// wrongClauses returns the clauses of the subrequest that no device of its class meets and that have a mistake: one
 // that is sure, or a value outside of a list. A list may well have an alternative for devices that are not there.
-func Mistakes(q *schedule.Question, claim, number int, candidates []schedule.Candidate) []wrongClause {
+func wrongClauses(q *schedule.Question, claim, number int, candidates []schedule.Candidate) []wrongClause {
 	var all []wrongClause
 	var words *selectors.Vocabulary
 	p := cluster.Subrequests(&q.Workload.Claims[claim].Spec)[number]

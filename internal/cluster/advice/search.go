@@ -16,9 +16,16 @@ const (
 	MaxAlternatives = 4
 	// maxRefusedWaits is how many claims to wait for are tried in vain because a node refuses the workload then.
 	maxRefusedWaits = 8
-	// MaxGroups is on how many kinds of nodes the search tries to wait for several claims.
-	MaxGroups = 32
+	// maxGroups is on how many kinds of nodes the search tries to wait for several claims.
+	maxGroups = 32
+	// searchTimeout ends the search for changes.
+	searchTimeout = 20 * time.Second
+	// mixed is what it weighs to change something and to wait as well.
+	mixed = 10
 )
+
+// SearchAsked is how many questions to the allocator a search for changes asks. Tests change it.
+var SearchAsked = 20_000
 
 // Step is a change at a level.
 type Step struct {
@@ -42,9 +49,6 @@ func (a Advice) Changes() []Change {
 func (a Advice) equal(b Advice) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(s Step) bool { return !slices.Contains(b, s) })
 }
-
-// mixed is what it weighs to change something and to wait as well.
-const mixed = 10
 
 // weight orders sets of changes: fewer first, then by rank.
 func (a Advice) weight() int {
@@ -70,34 +74,29 @@ func With(w *schedule.Workload, steps []Step) *schedule.Workload {
 	return c
 }
 
-// SearchTimeout ends the search for changes.
-const SearchTimeout = 20 * time.Second
-
-// SearchAsked is how many questions to the allocator a search for changes asks. Tests change it.
-var SearchAsked = 20_000
-
-// Search finds the smallest advice.
+// Search finds the smallest advice, and has what it has found.
 type Search struct {
 	*proposals
+	Found    []Advice // the smallest first
+	NotTried []string // what the search did not get to; empty: nothing
+	Note     string   // with which changes the workload would get devices and not start; empty: with none
+
 	// everywhere asks about all nodes each time: an error of an expression on one keeps the pod from all others.
 	everywhere bool
-	Found      []Advice
-	NotTried   []string
 	// refusedOnly is the first change with which the workload gets devices that its node refuses; nil: none.
 	refusedOnly []Step
-	Note        string // with what it would get devices and not start
 }
 
 // Find searches for the smallest changes of the workload of the question. The candidates are those of CompareAll.
 func Find(q *schedule.Question, candidates map[schedule.RequestID][]schedule.Candidate) *Search {
 	s := &Search{proposals: &proposals{q, candidates}, everywhere: anyErrors(candidates)}
-	q.MaxAsked, q.Deadline = q.Asked+SearchAsked, time.Now().Add(SearchTimeout)
+	q.MaxAsked, q.Deadline = q.Asked+SearchAsked, time.Now().Add(searchTimeout)
 	q.Starts = true
 	s.run()
 	with := "other changes"
 	if len(s.Found) == 0 && s.refusedOnly != nil {
 		q.Starts, with = false, "that change"
-		q.MaxAsked, q.Deadline = q.Asked+SearchAsked, time.Now().Add(SearchTimeout/4)
+		q.MaxAsked, q.Deadline = q.Asked+SearchAsked, time.Now().Add(searchTimeout/4)
 		if _, err := s.accept(s.refusedOnly); err != nil {
 			s.NotTried = append(s.NotTried, "whether a milder change is enough")
 		}
@@ -316,16 +315,16 @@ func (s *Search) larger(ofClaims, waits []*Proposal) {
 		if len(here) == 0 {
 			continue
 		}
-		if groups++; groups > MaxGroups {
+		if groups++; groups > maxGroups {
 			continue
 		}
 		for _, with := range append([][]*Proposal{nil}, sets[:3]...) {
 			sets = append(sets, slices.Concat(here, with))
 		}
 	}
-	if groups > MaxGroups {
+	if groups > maxGroups {
 		s.NotTried = append(s.NotTried, fmt.Sprintf("to wait for several claims on %d of %d kinds of nodes",
-			groups-MaxGroups, groups))
+			groups-maxGroups, groups))
 	}
 	for _, set := range sets {
 		if err := s.reduce(set, ofClaims); err != nil {

@@ -333,7 +333,7 @@ func stays(all []*freeable) []Stays {
 
 // trial places the pods of a candidate elsewhere.
 type trial struct {
-	*schedule.Question // its index counts what the pods on the nodes request
+	*schedule.Question // its Cluster counts what the pods on the nodes request
 	d                  *defragmenter
 	freed              []*physicalGPU
 	ended              map[types.UID]bool     // claims of the pods

@@ -43,7 +43,8 @@ type Cluster struct {
 	*cluster.Snapshot
 	Limits Limits
 	// HideOthers leaves out what readers with fewer rights must not learn of other namespaces.
-	HideOthers    bool
+	HideOthers bool
+
 	ClassByName   fit.Classes
 	ClaimNamed    Named[*resourceapi.ResourceClaim]
 	TemplateNamed Named[*resourceapi.ResourceClaimTemplate]
@@ -200,7 +201,7 @@ func (c *Cluster) nodeGroups(ctx context.Context, w *Workload) []*Group {
 	return all
 }
 
-// GroupOf returns a group of one node, without its state.
+// GroupOf returns a group of one node. Held is to be filled in.
 func (c *Cluster) GroupOf(node *corev1.Node) *Group {
 	s := &Group{Node: node, Names: []string{node.Name}, Slices: c.slicesFor(node)}
 	seen := map[types.UID]bool{}

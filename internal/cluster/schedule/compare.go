@@ -68,6 +68,14 @@ type ClauseRef struct{ Selector, Clause int }
 // InClass reports whether the class has the device.
 func (f Candidate) InClass() bool { return !f.other }
 
+// NodesOf returns how many nodes have the device of the candidate.
+func (f Candidate) NodesOf() int {
+	if ptr.Deref(f.Slice.Spec.NodeName, "") == "" {
+		return 1
+	}
+	return len(f.Group.Names)
+}
+
 // condition is a clause of a subrequest, compiled.
 type condition struct {
 	ClauseRef
@@ -121,6 +129,29 @@ func (q *Question) Compare(claim int, number int, groups []*Group, most int) ([]
 				q.examine(&f, p, class, conditions)
 				all = append(all, f)
 			}
+		}
+	}
+	return all, nil
+}
+
+// CompareAll compares each subrequest of each claim with the devices of the nodes that the pod does not exclude. If it
+// excludes all, those of all nodes are compared. The error is ErrLimit.
+func (q *Question) CompareAll() (map[RequestID][]Candidate, error) {
+	groups := q.Open()
+	if len(groups) == 0 {
+		groups = q.Groups
+	}
+	all, left := map[RequestID][]Candidate{}, q.Limits.Candidates
+	for i, claim := range q.Workload.Claims {
+		for j, p := range cluster.Subrequests(&claim.Spec) {
+			if q.ClassByName[*p.Class] == nil {
+				continue
+			}
+			of, err := q.Compare(i, j, groups, left)
+			if err != nil {
+				return nil, err
+			}
+			all[RequestID{i, j}], left = of, left-len(of)
 		}
 	}
 	return all, nil
@@ -263,35 +294,4 @@ func Meets(ctx context.Context, driver string, d *resourceapi.Device, program ce
 	ok, _, err := program.DeviceMatches(ctx, cel.Device{Driver: driver,
 		AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
 	return ok, err
-}
-
-// CompareAll compares each subrequest of each claim with the devices of the nodes that the pod does not exclude. If it
-// excludes all, those of all nodes are compared. The error is ErrLimit.
-func (q *Question) CompareAll() (map[RequestID][]Candidate, error) {
-	groups := q.Open()
-	if len(groups) == 0 {
-		groups = q.Groups
-	}
-	all, left := map[RequestID][]Candidate{}, q.Limits.Candidates
-	for i, claim := range q.Workload.Claims {
-		for j, p := range cluster.Subrequests(&claim.Spec) {
-			if q.ClassByName[*p.Class] == nil {
-				continue
-			}
-			of, err := q.Compare(i, j, groups, left)
-			if err != nil {
-				return nil, err
-			}
-			all[RequestID{i, j}], left = of, left-len(of)
-		}
-	}
-	return all, nil
-}
-
-// NodesOf returns how many nodes have the device of the candidate.
-func (f Candidate) NodesOf() int {
-	if ptr.Deref(f.Slice.Spec.NodeName, "") == "" {
-		return 1
-	}
-	return len(f.Group.Names)
 }

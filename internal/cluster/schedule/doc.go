@@ -6,10 +6,11 @@
 //
 // New prepares a Cluster from a cluster.Snapshot. WorkloadOf makes a Workload of a pod: its claims without devices,
 // also those that Kubernetes has not made yet, with where each is written down (Origin). Question.FitsOn says whether a
-// Workload fits on a Group, which stands for nodes that are equal in all that the Workload reads (print.go); it asks
-// the filters of the scheduler that are simulated (Workload.Excludes), quotas (OverQuota), a bound that is cheaper than
-// the allocator (Most), Kubernetes' allocator (fit.Classes.Place) and what the node would refuse (fit.Refusal).
-// Question.Compare says of each device why a request does not get it.
+// Workload fits on a Group, which stands for nodes that are equal in all that the Workload reads (Group.print,
+// Workload.nodePrint); it asks the filters of the scheduler that are simulated (Workload.Excludes), quotas (OverQuota),
+// a bound that is cheaper than the allocator (Most), Kubernetes' allocator (fit.Classes.Place) and, with
+// Question.Starts, what the node would refuse (fit.Refusal). Question.Compare says of each device why a request does
+// not get it.
 //
 // What must hold:
 //   - An answer about a Group holds for each of its nodes (TestGroups and TestRandomClaims of package why).

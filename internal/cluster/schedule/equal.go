@@ -18,8 +18,8 @@ import (
 func placeholder(number int) string { return fmt.Sprintf("\uE000%d\uE000", number) }
 
 // Anonymous returns the workload without what does not matter for an answer, and with placeholders for the names of the
-// pod and of its claims, one of which ends the subject. The key is equal for workloads with equal answers. names puts
-// the names back in JSON.
+// pod and of its claims. One of these ends the subject; as is the subject with its placeholder. The key is equal for
+// workloads with equal answers. names puts the names back in JSON.
 func (w *Workload) Anonymous(subject string) (anonymous *Workload, as, key string, names *strings.Replacer) {
 	a := *w
 	var pairs []string

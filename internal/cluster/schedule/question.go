@@ -26,7 +26,8 @@ type Question struct {
 	Groups   []*Group  // all nodes
 	Asked    int       // how many questions there were
 	Until    time.Time // all questions end then. Zero: each has the time that the scheduler gives it
-	// MaxAsked and Deadline end a search: after so many questions, and then. 0: it is no search.
+	// MaxAsked and Deadline end a search: after so many questions, and then. Each of its questions has Limits.Change.
+	// 0: it is no search.
 	MaxAsked int
 	Deadline time.Time
 	Slow     int // questions of the search that took too long
@@ -121,7 +122,8 @@ func (q *Question) FitsOn(w *Workload, s *Group) (Placement, bool, error) {
 	return found, ok, err
 }
 
-// Place returns the first of the groups that the workload fits on.
+// Place returns the first of the groups that the workload fits on, or nil. If these are all groups, that one comes
+// first afterwards.
 func (q *Question) Place(w *Workload, groups []*Group) (*Placement, error) {
 	for i, s := range groups {
 		found, ok, err := q.FitsOn(w, s)
@@ -165,7 +167,7 @@ func (q *Question) Open() []*Group {
 	return all
 }
 
-// Fits reports whether the workload fits on a node.
+// Fits reports whether the workload fits on a node. An error counts as no.
 func (q *Question) Fits(w *Workload) bool {
 	found, err := q.Place(w, q.Groups)
 	return err == nil && found != nil

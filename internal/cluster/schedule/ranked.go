@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // A request for the strongest GPU is a list of all positions that a list can have: ranks, gaps that match nothing, and
@@ -13,34 +15,30 @@ import (
 const (
 	lastRank = "any"
 	gap      = "gap-"
-	Never    = "false"
 )
 
-// Ranked reports whether the list stands for a request for the strongest device.
-func Ranked(list []resourceapi.DeviceSubRequest) bool {
-	if len(list) != resourceapi.FirstAvailableDeviceRequestMaxSize || list[len(list)-1].Name != lastRank {
+// Ranked reports whether the alternatives stand for a request for the strongest device.
+func Ranked(alternatives []cluster.Subrequest) bool {
+	if len(alternatives) != resourceapi.FirstAvailableDeviceRequestMaxSize ||
+		nameOf(alternatives[len(alternatives)-1]) != lastRank {
 		return false
 	}
 	gaps := 0
-	for _, s := range list {
-		if s.DeviceClassName != list[0].DeviceClassName {
+	for _, s := range alternatives {
+		if *s.Class != *alternatives[0].Class {
 			return false
 		}
-		if strings.HasPrefix(s.Name, gap) && matchesNothing(s.Selectors) {
+		if strings.HasPrefix(nameOf(s), gap) && s.MatchesNothing() {
 			gaps++
 		}
 	}
-	return gaps > 0 || strings.HasPrefix(list[0].Name, "tflops-")
+	return gaps > 0 || strings.HasPrefix(nameOf(alternatives[0]), "tflops-")
 }
 
-// matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
-func matchesNothing(selectors []resourceapi.DeviceSelector) bool {
-	for _, s := range selectors {
-		if expressionOf(s) == Never {
-			return true
-		}
-	}
-	return false
+// nameOf returns the name of the alternative without that of its request.
+func nameOf(s cluster.Subrequest) string {
+	_, name, _ := strings.Cut(s.Name, "/")
+	return name
 }
 
 // Unranked returns the workload with what the user has asked for in place of ranked lists: why it does not fit is not
@@ -48,17 +46,16 @@ func matchesNothing(selectors []resourceapi.DeviceSelector) bool {
 func (w *Workload) Unranked() *Workload {
 	c := w
 	for i, claim := range w.Claims {
-		for j := range claim.Spec.Devices.Requests {
-			list := claim.Spec.Devices.Requests[j].FirstAvailable
-			if !Ranked(list) {
+		for j, alternatives := range cluster.Requests(&claim.Spec) {
+			if !Ranked(alternatives) {
 				continue
 			}
 			if c == w {
 				c = w.Clone()
 				c.Ranked = map[RequestID]bool{}
 			}
-			last := list[len(list)-1]
 			request := &c.Claims[i].Spec.Devices.Requests[j]
+			last := request.FirstAvailable[len(alternatives)-1]
 			request.FirstAvailable = nil
 			request.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: last.DeviceClassName,
 				Selectors: last.Selectors, AllocationMode: last.AllocationMode, Count: last.Count,

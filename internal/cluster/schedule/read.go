@@ -14,9 +14,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 )
 
-// Read reads what answers need. Of devices it keeps what the classes, and the claims and templates of the namespace and
-// these read, so that a large cluster needs little memory. An empty namespace means all, and no events. It
-// decides about devices in place of the reader.
+// Read reads what answers need. Of devices it keeps what the classes, these claims and templates, and those of the
+// namespace read, so that a large cluster needs little memory. An empty namespace means all, and no events. It decides
+// about devices in place of the reader.
 func Read(ctx context.Context, r read.Reader, namespace string, claims []*resourceapi.ResourceClaim,
 	templates []*resourceapi.ResourceClaimTemplate) *cluster.Snapshot {
 	var attributes func(resourceapi.QualifiedName) bool

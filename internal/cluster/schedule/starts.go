@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
@@ -64,15 +63,4 @@ func (w *Workload) WithClaims() *corev1.Pod {
 		}
 	}
 	return &pod
-}
-
-// AskedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
-// "": it asks for none, or the device is none that could have shares.
-func (c *Cluster) AskedOf(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
-	d := c.Device(r)
-	if d == nil || ptr.Deref(d.Attributes["type"].StringValue, "gpu") != "gpu" ||
-		ptr.Deref(d.AllowMultipleAllocations, false) {
-		return ""
-	}
-	return cluster.Share(&claim.Spec, r.Request, d)
 }

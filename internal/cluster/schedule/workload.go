@@ -54,7 +54,7 @@ type Origin struct {
 	Extended map[string]corev1.ResourceName
 }
 
-// RequestID names a subrequest of the workload by its number in the claim.
+// RequestID names a subrequest of the workload by its number in the claim, or in Workload.Ranked a request.
 type RequestID struct{ Claim, Number int }
 
 // SelectorRef names a selector of the workload.
@@ -307,7 +307,7 @@ func FromPlugin(node *corev1.Node, name corev1.ResourceName) bool {
 	return !q.IsZero()
 }
 
-// Extended reports whether a device plugin may offer what the workload requests.
+// Extended reports whether a claim is for extended resources, which a device plugin may offer instead.
 func (w *Workload) Extended() bool {
 	return slices.ContainsFunc(w.Origins, func(o Origin) bool { return o.Extended != nil })
 }
