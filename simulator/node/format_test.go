@@ -25,6 +25,7 @@ func TestDecodeFirstFormat(t *testing.T) {
 	path := node.LibraryPath(dir, "580.95.05")
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	must(t, os.WriteFile(path, b, 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "lock"), nil, 0o644)) // each version has made it first
 	n, err := node.Attach(dir)
 	must(t, err)
 	golden(t, "state-1.txt", n.String())

@@ -70,7 +70,7 @@ func Open(dir string, p hwprofile.Profile) (*Node, error) {
 		return nil, fmt.Errorf("open simulated node %s: %w", dir, err)
 	}
 	n := &Node{dir: dir}
-	if err := locked(dir, func() error { return n.ensureProfile(p) }); err != nil {
+	if err := Locked(dir, stateLock, func() error { return n.ensureProfile(p) }); err != nil {
 		return nil, fmt.Errorf("open simulated node %s: %w", dir, err)
 	}
 	return n, nil
@@ -304,7 +304,7 @@ func (n *Node) changing(f func(v *View, s slot, next content) error) error {
 	if n.dir == "" {
 		return fmt.Errorf("change %s: it was attached to be read only", n.library)
 	}
-	return locked(n.dir, func() error {
+	return lockedBy(n.dir, stateLock, 0, func() error {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		v, s, err := n.read()

@@ -150,6 +150,13 @@ func TestWithoutANode(t *testing.T) {
 	if err := n.Heal("0"); !errors.Is(err, node.ErrNoNode) {
 		t.Errorf("heal: error %v, want ErrNoNode", err)
 	}
+	must(t, os.Mkdir(dir, 0o700)) // as while the directory is removed, and a call goes on
+	if err := n.Heal("0"); !errors.Is(err, node.ErrNoNode) {
+		t.Errorf("heal in an empty directory: error %v, want ErrNoNode", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("a change left %v in an empty directory, %v", left, err)
+	}
 	fresh := open(t, dir, profile(t, "t4-x2"))
 	if got, want := uuids(t, n), uuids(t, fresh); got != want {
 		t.Errorf("the node that was opened before has %s, want those of the new one, %s", got, want)

@@ -201,8 +201,11 @@ func replace(path string, s slot, content []byte) error {
 }
 
 // Locked runs f under the lock with that name in dir, which excludes other processes and goroutines.
-func Locked(dir, name string, f func() error) error {
-	lock, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR, 0o644)
+func Locked(dir, name string, f func() error) error { return lockedBy(dir, name, os.O_CREATE, f) }
+
+// lockedBy runs f under the lock. The flag is os.O_CREATE, or 0 if the lock must exist.
+func lockedBy(dir, name string, flag int, f func() error) error {
+	lock, err := os.OpenFile(filepath.Join(dir, name), flag|os.O_RDWR, 0o644)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %s", ErrNoNode, dir)
 	}
@@ -221,5 +224,6 @@ func Locked(dir, name string, f func() error) error {
 	}
 }
 
-// locked runs f under the lock of the state of the node in dir.
-func locked(dir string, f func() error) error { return Locked(dir, "lock", f) }
+// stateLock is the lock of the state of a node. Open creates it. A change does not: a call that has hung may go on
+// while the directory is removed, and must leave nothing there.
+const stateLock = "lock"
