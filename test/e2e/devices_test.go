@@ -40,16 +40,25 @@ func (s *suite) inPool(t *testing.T, pool string) []resourceapi.Device {
 	return s.devicesIn(t, func(slice resourceapi.ResourceSliceSpec) bool { return slice.Pool.Name == pool })
 }
 
+// devicesIn returns the devices of these slices once their pools are complete. While the driver writes a pool of
+// several slices, some are of the generation before, and a device may be in two of them.
 func (s *suite) devicesIn(t *testing.T, is func(resourceapi.ResourceSliceSpec) bool) []resourceapi.Device {
 	t.Helper()
-	list, err := s.Slices(t.Context(), *driver)
-	s.must(t, err)
 	var devices []resourceapi.Device
-	for _, slice := range list {
-		if is(slice.Spec) {
-			devices = append(devices, slice.Spec.Devices...)
+	s.must(t, kube.Until(t.Context(), soon, "complete pools", func(ctx context.Context) (bool, string, error) {
+		list, err := s.Slices(ctx, *driver)
+		devices = nil
+		left := map[resourceapi.ResourcePool]int64{} // slices of each pool and generation
+		for _, slice := range list {
+			if pool := slice.Spec.Pool; is(slice.Spec) {
+				devices = append(devices, slice.Spec.Devices...)
+				if left[pool]++; left[pool] == pool.ResourceSliceCount {
+					delete(left, pool)
+				}
+			}
 		}
-	}
+		return len(left) == 0, fmt.Sprint(left), err
+	}))
 	return devices
 }
 
