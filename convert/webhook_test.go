@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -21,14 +22,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
@@ -46,6 +52,22 @@ func newWebhook(t testing.TB, profile string, objects ...client.Object) *Webhook
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
 	return NewWebhook(Names(), v, cluster, cluster)
+}
+
+// A controller that cannot follow templates does not start: it would convert pods, and create nothing for them.
+func TestAPIServerThatDoesNotAnswer(t *testing.T) {
+	server := httptest.NewServer(nil)
+	server.Close()
+	mgr, err := ctrl.NewManager(&rest.Config{Host: server.URL}, ctrl.Options{
+		Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = converter{Families: Names()}.add(&feature.Controller{Manager: mgr,
+		ServeAlone: func(string, webhook.Handler) {}})
+	if !utilnet.IsConnectionRefused(err) {
+		t.Errorf("got %v, want that it refuses the connection", err)
+	}
 }
 
 // admit returns the pod after the webhook, and its warnings.

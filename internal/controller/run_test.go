@@ -3,8 +3,16 @@
 package controller
 
 import (
+	"encoding/pem"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"k8s.io/client-go/rest"
 )
 
 func TestOnlyLeaderReports(t *testing.T) {
@@ -26,5 +34,33 @@ func TestOnlyLeaderReports(t *testing.T) {
 				t.Errorf("got %t, want %t", got, tc.want)
 			}
 		})
+	}
+}
+
+// The authorities of API servers are those of the file, if there is one to be.
+func TestAuthoritiesOfAPIServers(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"gitVersion": "v1.37.0"}`)
+	}))
+	defer server.Close()
+	authorities := filepath.Join(t.TempDir(), "ca.crt")
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(authorities, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name, file   string
+		some, failed bool
+	}{
+		{"no file", "", false, false},
+		{"a file", authorities, true, false},
+		{"a file that is missing", authorities + "x", false, true},
+	} {
+		o := Options{WebhookAuthorities: row.file, REST: &rest.Config{Host: server.URL,
+			TLSClientConfig: rest.TLSClientConfig{CAData: text}}}
+		g, err := o.gate(nil)
+		if (err != nil) != row.failed || err == nil && (g.Authorities != nil) != row.some {
+			t.Errorf("%s: got %+v, %v, want authorities: %t, an error: %t", row.name, g, err, row.some, row.failed)
+		}
 	}
 }

@@ -182,6 +182,10 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			selecting("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('400Gi')) >= 0"), nil,
 			[]string{`no device meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("400Gi")) >= 0; the ` +
 				`most is 81559Mi`}},
+		{"a version that is compared with an amount", shared,
+			selecting("device.attributes['gpu.nvidia.com'].driverVersion.compareTo(quantity('400Gi')) >= 0"), nil,
+			[]string{`no device meets device.attributes["gpu.nvidia.com"].driverVersion.compareTo(quantity("400Gi")) ` +
+				`>= 0`}},
 		{"two clauses that no GPU meets together", shared,
 			selecting("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && " +
 				"device.capacity['gpu.nvidia.com']" +

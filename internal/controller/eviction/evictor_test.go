@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -79,6 +80,31 @@ func evictorOf(fails map[string]error, objects ...client.Object) (e *evictor, di
 			return do("event", pod.Name+": "+text)
 		},
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{Name: "evicted"})}, did
+}
+
+// indexer refuses to index objects like this one; nil: none.
+type indexer struct{ refused client.Object }
+
+func (i indexer) IndexField(_ context.Context, o client.Object, _ string, _ client.IndexerFunc) error {
+	if reflect.TypeOf(o) == reflect.TypeOf(i.refused) {
+		return errors.New("refused")
+	}
+	return nil
+}
+
+func TestIndex(t *testing.T) {
+	for _, row := range []struct {
+		refused client.Object
+		want    string
+	}{
+		{nil, "<nil>"},
+		{&resourceapi.ResourceSlice{}, "index slices: refused"},
+		{&resourceapi.ResourceClaim{}, "index claims: refused"},
+	} {
+		if got := fmt.Sprint(index(t.Context(), indexer{row.refused})); got != row.want {
+			t.Errorf("%T: got %s, want %s", row.refused, got, row.want)
+		}
+	}
 }
 
 var request = reconcile.Request{NamespacedName: client.ObjectKeyFromObject(extendedClaim())}

@@ -141,7 +141,10 @@ func (w *world) answerOf(csr *certificatesv1.CertificateSigningRequest) string {
 func TestCertificateOfAClockAhead(t *testing.T) {
 	w := newWorld(t)
 	certificate := func() string {
-		w.do("round")
+		w.follow()
+		if err := w.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		secret, err := w.api.CoreV1().Secrets(namespace).Get(t.Context(), remote.ServerSecret, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@
 package preempt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +57,7 @@ type world struct {
 	evict  func(pod string) error
 	asked  func(pod string) error // a dry run
 	live   string                 // the node of the pod in answers of the API server
+	patch  error                  // of the pod
 	create error                  // of rules
 	remove error                  // of rules
 	broken bool                   // rounds may end with an error
@@ -149,7 +151,7 @@ func (w *world) start() {
 			if pod, ok := o.(*corev1.Pod); ok {
 				pod.Spec.NodeName = w.live
 			}
-			return err
+			return cmp.Or(w.patch, err)
 		},
 	}).Build()
 	w.Preemptor = newPreemptor(&feature.Controller{View: clustertest.New(w.t, w.node),
@@ -517,15 +519,20 @@ func TestGivenBack(t *testing.T) {
 	}
 }
 
-// Nobody is evicted for a pod that has got a node meanwhile, or whose devices cannot be kept. What is kept is given
-// back, also if that fails at first.
+// Nobody is evicted for a pod that has got a node meanwhile, or is gone, or whose devices cannot be kept. What is kept
+// is given back, also if that fails at first.
 func TestAbandoned(t *testing.T) {
 	broken := apierrors.NewInternalError(context.DeadlineExceeded)
+	pods := corev1.Resource("pods")
 	for _, row := range []struct {
 		name    string
 		prepare func(*world)
 	}{
 		{"the pod has a node", func(w *world) { w.live = "node-2" }},
+		{"the pod is gone", func(w *world) { w.patch = apierrors.NewNotFound(pods, "high") }},
+		{"another pod has its name", func(w *world) {
+			w.patch = apierrors.NewConflict(pods, "high", errors.New("another UID"))
+		}},
 		{"the rule is refused", func(w *world) { w.create, w.remove, w.broken = broken, broken, true }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
