@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
@@ -178,6 +180,14 @@ func TestProblems(t *testing.T) {
 		{"a GPU admits one process, as that of a claim", "t4-x2", func(p *testNode) error {
 			return p.SetComputeMode("0", hwprofile.ComputeModeExclusiveProcess)
 		}, "", nil},
+		{"the plugin knows a GPU to be sick", "t4-x2", func(p *testNode) error {
+			p.config.PluginDir = p.t.TempDir()
+			saved := health.Saved{GPUs: []health.SavedGPU{{Name: "gpu-3b-00-0", UUID: "a"}, {UUID: "b"}}}
+			saved.Conditions = []health.Condition{{Subject: health.Subject{GPU: "a"}, Cause: health.XIDCause(48)},
+				{Subject: health.Subject{GPU: "b"}, Cause: health.XIDCause(31), Ended: time.Now()},
+				{Subject: health.Subject{GPU: "b"}, Cause: health.GPULost}}
+			return saved.Save(p.config.PluginDir)
+		}, "gpu-sick", []string{"gpu-3b-00-0: XID 48"}},
 		{"the driver root is a link", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
 			p.config.Machine.Driver = driverroot.Root{Host: link, Here: link}
@@ -296,6 +306,14 @@ func TestEveryProblemHasAnIDAndARemedy(t *testing.T) {
 			t.Errorf("%+v", k)
 		}
 		seen[k.ID] = true
+	}
+}
+
+func TestPrintNothing(t *testing.T) {
+	var out strings.Builder
+	must(t, check.Report{}.Print(&out))
+	if title := "What would be published"; strings.Contains(out.String(), title) {
+		t.Errorf("%q is in:\n%s", title, out.String())
 	}
 }
 
