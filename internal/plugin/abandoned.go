@@ -28,9 +28,7 @@ func removeTemporary(dir string, age time.Duration) error {
 			time.Since(info.ModTime()).Abs() < age {
 			continue
 		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name()))) // no error if another instance has removed it
 	}
 	return errors.Join(errs...)
 }

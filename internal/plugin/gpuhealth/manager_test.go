@@ -788,6 +788,24 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 	n.wantTaints("a quiet time later", "")
 }
 
+// TestCountsAreSaved: what only counts is saved every savePeriod, and nothing is saved if nothing has changed.
+func TestCountsAreSaved(t *testing.T) {
+	n := newTestNode(t)
+	saves := func() bool {
+		n.Paused(t.Context(), n.now(), "")
+		return n.Actions().SaveSoon
+	}
+	n.xid("GPU-1", 48)
+	n.flush()
+	n.clock = n.clock.Add(savePeriod)
+	n.want("nothing has changed, and nothing is saved", !saves())
+	n.xid("GPU-1", 48)
+	n.want("the XID has come again, and is saved", saves())
+	n.flush()
+	n.xid("GPU-1", 48)
+	n.want("it has come again at once, and is not saved", !saves())
+}
+
 // TestSaveBesideAnother: an instance writes only with what the other one has saved, and not while that writes.
 func TestSaveBesideAnother(t *testing.T) {
 	n := newTestNode(t)

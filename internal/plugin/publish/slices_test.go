@@ -12,8 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -154,5 +156,35 @@ func TestSlicesFollowTheNodeObject(t *testing.T) {
 		cancel()
 		<-ended
 		p.Stop()
+	})
+}
+
+// The next instance may publish once Stop has returned: the API server has answered by then.
+func TestStopAwaitsTheAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, answer := newServer(), make(chan struct{})
+		client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+			<-answer
+			return false, nil, nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		p := New(PublisherConfig{Client: client, Driver: driver, Node: "node"})
+		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
+		err := p.control(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		cancel()
+		stopped := false
+		go func() { p.Stop(); stopped = true }()
+		for _, want := range []bool{false, true} {
+			if synctest.Wait(); stopped != want {
+				t.Errorf("got that it has stopped: %t, want %t", stopped, want)
+			}
+			if !want {
+				close(answer)
+			}
+		}
 	})
 }

@@ -5,12 +5,15 @@ package report
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,6 +25,31 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
+
+// TestHealthz: the probe fails when the discovery loop hangs, and no longer than that.
+func TestHealthz(t *testing.T) {
+	r := NewReadiness(time.Minute)
+	server, err := Serve("", r, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name   string
+		change func()
+		want   int
+	}{
+		{"it has just started", func() {}, http.StatusOK},
+		{"no heartbeat for long", func() { r.beat = r.beat.Add(-2 * time.Minute) }, http.StatusServiceUnavailable},
+		{"a heartbeat", r.Beat, http.StatusOK},
+	} {
+		row.change()
+		w := httptest.NewRecorder()
+		server.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+		if w.Code != row.want {
+			t.Errorf("%s: got %d, %s, want %d", row.name, w.Code, w.Body, row.want)
+		}
+	}
+}
 
 // TestEventsTellThePresentCause: events about the same claim with different causes are not aggregated.
 func TestEventsTellThePresentCause(t *testing.T) {
