@@ -124,6 +124,9 @@ func TestPodOnANode(t *testing.T) {
 			if got := text(t, r); !strings.HasPrefix(got, row.want) || r.Outcome != row.outcome {
 				t.Errorf("got %s:\n%swant %s:\n%s", r.Outcome, got, row.outcome, row.want)
 			}
+			if !r.Search.Complete {
+				t.Error("there is nothing to search, and the search is not complete")
+			}
 		})
 	}
 }

@@ -162,6 +162,7 @@ func TestDefragApply(t *testing.T) {
 		evict  func(attempt int, cancel context.CancelFunc) error      // the answer to an eviction
 		after  func(pod *corev1.Pod, claim *resourceapi.ResourceClaim) // the replacement
 		rule   bool                                                    // another run has a rule
+		read   error                                                   // of what is read after the plan
 		out    string
 		err    string
 		remain string // rules
@@ -218,6 +219,7 @@ func TestDefragApply(t *testing.T) {
 			claim.Status.Allocation.Devices.Results[0].Device = "gpu-3b-00-0"
 		}, out: "ml/chat-1: evicted\nml/chat-1: its replacement chat-2 is on node a\n",
 			err: "1 pod moved, and others have got the GPUs meanwhile"},
+		{name: "the cluster cannot be read any more", read: errors.New("no answer"), err: "no answer"},
 		{name: "another run goes on", rule: true, err: "another run of kubectl gpu defrag has begun",
 			remain: "kubectl-gpu-defrag-0"},
 	} {
@@ -281,7 +283,7 @@ func TestDefragApply(t *testing.T) {
 				options := moves.DefragOptions{Drivers: []string{driver}}
 				m := mover{client: client, out: &out, timeout: 5 * time.Minute, poll: time.Second, options: options,
 					read: func(ctx context.Context) (*cluster.Snapshot, error) {
-						return schedule.Read(ctx, read.Reader{Client: client}, "", nil, nil), nil
+						return schedule.Read(ctx, read.Reader{Client: client}, "", nil, nil), row.read
 					}}
 				plan, err := moves.Defrag(ctx, &s.Snapshot, options)
 				if err != nil || len(plan.Moves) != 1 {

@@ -162,6 +162,9 @@ func TestLs(t *testing.T) {
 			if got := squeezed(out); !strings.HasPrefix(got, row.want) || row.want == "" && got != "" {
 				t.Errorf("got\n%s\nwant\n%s", got, row.want)
 			}
+			if strings.Contains("\n"+out, "\n ") {
+				t.Errorf("got\n%s\nwant that no line begins with a space", out)
+			}
 			if (err != nil) != (row.err != "") || err != nil && !strings.Contains(err.Error(), row.err) {
 				t.Errorf("got error %v, want %q", err, row.err)
 			}
