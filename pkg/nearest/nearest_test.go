@@ -29,6 +29,7 @@ func TestName(t *testing.T) {
 		{"", attributes, ""},
 		{"H100", products, "NVIDIA H100 80GB HBM3"},
 		{"nvidia-l40s", products, "NVIDIA L40S"},
+		{"a100 sxm4 80gb", products, "NVIDIA A100-SXM4-80GB"},
 		{"T4", products, "Tesla T4"},
 		{"40", products, ""}, // it is a part, and no word: two letters are a part of too much
 		{"NVIDIA B300", products, ""},

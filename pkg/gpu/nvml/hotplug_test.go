@@ -177,3 +177,12 @@ func TestGPUThatComesDuringADiscovery(t *testing.T) {
 		t.Errorf("got %d GPUs, error %v, want 5", len(look.Devices), err)
 	}
 }
+
+// The wait for events ends for the new session in which NVML counts a GPU that has come.
+func TestGPUThatComesWhileEventsAreAwaited(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "l40s-x4", func(n *nvml.Machine) { n.Library = &fixed{Interface: n.Library} })
+	_, err := w.machine.Add("0", simulator.Address{})
+	must(t, err)
+	w.eventually("5 GPUs", func() bool { return len(w.look().Devices) == 5 }, new(string))
+}

@@ -31,10 +31,13 @@ type watcher struct {
 	events  chan gpu.Event
 }
 
-func watch(t *testing.T, profile string) *watcher {
+func watch(t *testing.T, profile string, changes ...func(*nvml.Machine)) *watcher {
 	t.Helper()
 	m, n := following(t, profile)
 	n.EventWait = 100 * time.Millisecond
+	for _, change := range changes {
+		change(n)
+	}
 	w := &watcher{t, m, n, make(chan gpu.Event, 100)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
