@@ -92,9 +92,12 @@ const (
 	PartitionsStatic
 	// PartitionsDynamic gives every possible partition. The driver creates it when a claim gets it.
 	PartitionsDynamic
+	// PartitionsOnDemand does, too, but possible partitions are only published as they are needed. The administrator
+	// chooses it; a GPU then has PartitionsDynamic, and SharingMode.OnDemand.
+	PartitionsOnDemand
 )
 
-var partitionings = []string{"auto", "none", "static", "dynamic"}
+var partitionings = []string{"auto", "none", "static", "dynamic", "onDemand"}
 
 func (p Partitions) String() string { return partitionings[p] }
 

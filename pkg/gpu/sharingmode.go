@@ -15,6 +15,8 @@ type SharingMode struct {
 	Replicas int // how many claims may hold the GPU at once, for Replicated
 	// Partitions says which partitions claims can get, besides the whole GPU.
 	Partitions Partitions `json:",omitempty"`
+	// OnDemand publishes possible partitions of the GPU only as they are needed, for PartitionsDynamic.
+	OnDemand bool `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation
 	// NoPassthrough keeps the GPU from virtual machines.
@@ -85,7 +87,10 @@ func (m SharingMode) String() string {
 
 // others describes the devices besides the whole GPU.
 func (m SharingMode) others() (text string) {
-	if m.Partitions != PartitionsAuto {
+	switch {
+	case m.OnDemand:
+		text = ", partitions " + PartitionsOnDemand.String()
+	case m.Partitions != PartitionsAuto:
 		text = ", partitions " + m.Partitions.String()
 	}
 	if m.NoPassthrough {

@@ -60,6 +60,14 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return text(profile(d)) }},
 	{"migCapable", "whether the model can be partitioned by MIG",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
+	{"partitionsOnDemand", "`true`: the node publishes possible MIG partitions of the GPU as they are needed " +
+		"(docs/scale.md); only of whole GPUs of such nodes",
+		func(d gpu.Device) value {
+			if d.Type != gpu.TypeGPU || !d.Use.OnDemand {
+				return value{}
+			}
+			return value{BoolValue: ptr.To(true)}
+		}},
 	{"addressingMode", "how the GPU reaches the memory of the host: `HMM`, `ATS`, `None`; empty: unknown",
 		func(d gpu.Device) value { return text(string(d.Addresses)) }},
 	{"multiprocessors", "streaming multiprocessors, of a partition its own; 0: unknown",

@@ -50,6 +50,9 @@ func (c counters) add(name string, n int) {
 // and others count by it; which partitions fit beside each other, the memory slices say.
 const memoryCounter = "memory"
 
+// MemorySlice is what the name of the counter of a memory slice begins with.
+const MemorySlice = "memory-slice-"
+
 // wholeCounter is the only counter of a GPU that has no partitions and that virtual machines can have.
 const wholeCounter = "gpu"
 
@@ -116,7 +119,7 @@ func most(partitions []gpu.Partition, of func(gpu.Partition) int) int {
 
 func takeSlices(c counters, p gpu.Partition) {
 	for n := range p.Size {
-		c.add(fmt.Sprintf("memory-slice-%d", p.Start+n), 1)
+		c.add(fmt.Sprintf("%s%d", MemorySlice, p.Start+n), 1)
 	}
 }
 

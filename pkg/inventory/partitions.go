@@ -88,11 +88,24 @@ func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) I
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
-		use := configured(d).EnforceableOn(d)
-		use.Partitions = Partitioning(d, use.Partitions, gpu.PartitionsAuto, nobody)
-		inv[i].Use = use
+		inv[i].Use = Mode(d, configured(d), gpu.PartitionsAuto, nobody)
 	}
-	return inv.WithPartitions(nobody)
+	inv = inv.WithPartitions(nobody)
+	return inv.Only(inv.Offer(func(string) Use { return Unused }, func(string) bool { return false }))
+}
+
+// Mode returns the mode of a GPU: what it can enforce of the administrator's choice, and which partitions are offered.
+// The others are as for Partitioning.
+func Mode(d gpu.Device, configured gpu.SharingMode, before gpu.Partitions,
+	own func(gpu.Placement) bool) gpu.SharingMode {
+	use := configured.EnforceableOn(d)
+	onDemand := use.Partitions == gpu.PartitionsOnDemand
+	if onDemand {
+		use.Partitions = gpu.PartitionsDynamic
+	}
+	use.Partitions = Partitioning(d, use.Partitions, before, own)
+	use.OnDemand = onDemand && use.Partitions == gpu.PartitionsDynamic
+	return use
 }
 
 // Foreign returns the partitions of the GPU that somebody else has created. own is as for WithPartitions.

@@ -182,7 +182,8 @@ func (r *reader) sharing(path string, n *yaml.Node) (gpu.Sharing, int) {
 func (r *reader) partitions(path string, n *yaml.Node) gpu.Partitions {
 	var p gpu.Partitions
 	if n.Kind != yaml.ScalarNode || p.UnmarshalText([]byte(n.Value)) != nil || p == gpu.PartitionsAuto {
-		r.problem(n.Line, path, "%s: want none, static or dynamic; without the field it depends on the GPU", show(n))
+		r.problem(n.Line, path, "%s: want none, static, dynamic or onDemand; without the field it depends on the GPU",
+			show(n))
 		return gpu.PartitionsAuto
 	}
 	return p

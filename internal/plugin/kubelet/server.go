@@ -58,6 +58,9 @@ type GPUs interface {
 	Ready() <-chan struct{}
 	// Registered is called when a kubelet has registered the plugin, also one that was restarted.
 	Registered()
+	// Prepared is called when a claim has these devices, and Released when one has ended.
+	Prepared(devices []string)
+	Released()
 	// ServeHealth calls send with the health of all devices, often enough for the kubelet, until ctx ends or send
 	// returns false.
 	ServeHealth(ctx context.Context, send func([]health.DeviceReport) bool)
@@ -116,6 +119,7 @@ func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, r
 	}
 	logger.Info("Claim prepared", "devices", names)
 	s.Reporter.Prepared(claim, rec, inv)
+	s.Node.Prepared(names)
 	return result
 }
 
@@ -194,6 +198,7 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	}
 	logger.Info("Claim released")
 	s.Reporter.Released(claim.UID)
+	s.Node.Released()
 	return nil
 }
 

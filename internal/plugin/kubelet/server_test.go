@@ -50,7 +50,7 @@ func TestPrepareFailsPerClaim(t *testing.T) {
 
 // A claim whose metadata no directory can have is refused before anything changes.
 func TestLongName(t *testing.T) {
-	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil)}
+	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil), Node: &gpus{}}
 	for length, refused := range map[int]bool{maxClaimName - 63: false, maxClaimName - 62: true} {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good",
 			Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", length)}}
@@ -68,7 +68,7 @@ func TestLongName(t *testing.T) {
 
 // A pod ends although settings of its GPUs cannot be restored yet. Other errors keep it.
 func TestUnprepareFailsPerClaim(t *testing.T) {
-	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil),
+	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil), Node: &gpus{},
 		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 			Client: fake.NewClientset()}),
 	}
@@ -118,6 +118,10 @@ func (*gpus) Ready() <-chan struct{} {
 
 func (g *gpus) Registered() { g.registered++ }
 
+func (g *gpus) Prepared([]string) {}
+
+func (g *gpus) Released() {}
+
 func (g *gpus) ServeHealth(_ context.Context, send func([]health.DeviceReport) bool) {
 	for send(g.reports) {
 	}
@@ -127,7 +131,7 @@ var errBad = errors.New("bad")
 
 // One claim is released in the goroutine of the call.
 func TestUnprepareOneClaim(t *testing.T) {
-	s := &Server{Preparer: sameGoroutine{t: t}, Metrics: report.NewMetrics(nil),
+	s := &Server{Preparer: sameGoroutine{t: t}, Metrics: report.NewMetrics(nil), Node: &gpus{},
 		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 			Client: fake.NewClientset()}),
 	}

@@ -32,6 +32,9 @@ const (
 	// resumePeriod is the minimum time between repairs of changed GPU settings, so that a repair that fails is not
 	// retried at every discovery.
 	resumePeriod = time.Minute
+	// withdrawAfter is how long claims must hold a GPU as a whole before its possible partitions are withdrawn, so that
+	// short pods on it do not change the slices.
+	withdrawAfter = time.Minute
 )
 
 // The events of the loop. Others are gpu.Event, of a GPU; publish.Lacking, what the API server lacks from now on; and
@@ -43,6 +46,8 @@ type (
 	serving     struct{} // this instance serves the kubelet
 	registered  struct{} // a kubelet has registered the plugin
 	requested   struct{} // people have asked for something
+	prepared    []string // a claim has these devices from now on
+	released    struct{} // a claim has ended
 	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
 	modeNotSet  outcome  // the MIG mode of a GPU could not be changed for a claim
 	gpuBound    outcome  // a GPU was bound to vfio-pci for a claim, or could not be
@@ -119,6 +124,8 @@ type state struct {
 	published inventory.Inventory  // devices with their taints
 	tainted   *inventory.Inventory // those devices, without their taints
 	taints    [][]gpu.Taint        // of each of them
+	offered   map[string]bool      // GPUs whose possible partitions are published, by name; nil: not known yet
+	since     map[string]time.Time // since when claims hold a GPU as a whole, by its name
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs          // their MIG mode
@@ -173,6 +180,10 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.health.Tick(ctx, at)
 	case discoverNow:
 		s.asked = true
+	case prepared:
+		s.asked = s.asked || slices.ContainsFunc(e, func(device string) bool { return s.spare(gpu.ParentName(device)) })
+	case released:
+		s.asked = s.asked || s.lacksSpare()
 	case gpu.Event:
 		s.health.Occurred(ctx, e)
 	case paused:
@@ -255,13 +266,67 @@ func (s *state) publish(a *actions) {
 		return
 	}
 	s.tainted, s.taints = devices, taints
-	annotated := slices.Clone(*devices)
-	for i := range annotated {
-		annotated[i].Taints = taints[i]
+	annotated := withTaints(*devices, taints)
+	if devices == s.devices {
+		annotated = annotated.Only(s.offered)
 	}
 	if !reflect.DeepEqual(annotated, s.published) {
 		s.published, a.Metrics.published = annotated, annotated
 	}
+}
+
+func withTaints(devices inventory.Inventory, taints [][]gpu.Taint) inventory.Inventory {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		devices[i].Taints = taints[i]
+	}
+	return devices
+}
+
+// offer decides of which GPUs the possible partitions are published.
+func (s *state) offer(now time.Time, a *actions) {
+	r, since := s.basis.records, map[string]time.Time{}
+	for _, d := range s.basis.gpus {
+		if r.use(d.Name) == inventory.UsedWhole && r.incomplete == nil {
+			since[d.Name] = cmp.Or(s.since[d.Name], now)
+		}
+	}
+	s.since = since
+	before := func(name string) bool {
+		held, ok := since[name]
+		return s.offered[name] && !(ok && now.Sub(held) >= withdrawAfter)
+	}
+	offered := withTaints(*s.devices, s.health.Taints(*s.devices)).Offer(r.use, before)
+	if maps.Equal(offered, s.offered) {
+		return
+	}
+	s.offered, s.tainted = offered, nil
+	s.remember()
+	a.Save = &s.known
+}
+
+// remember notes what is known of the devices when they are lost, and of which GPUs the possible partitions were
+// published.
+func (s *state) remember() {
+	s.known = append(withoutOwnPartitions(s.basis.gpus, s.basis.records.own),
+		partitionsOf(s.devices.Only(s.offered))...)
+}
+
+// spare reports whether the possible partitions of the GPU are published, and no claim had any of it at the last
+// discovery.
+func (s *state) spare(name string) bool {
+	return s.offered[name] && s.basis.records.use(name) == inventory.Unused
+}
+
+// lacksSpare reports whether there is a model of which the possible partitions of no spare GPU are published.
+func (s *state) lacksSpare() bool {
+	spare := map[string]bool{}
+	for _, d := range s.basis.gpus {
+		if d.Use.OnDemand {
+			spare[d.Product.Name] = spare[d.Product.Name] || s.spare(d.Name)
+		}
+	}
+	return slices.Contains(slices.Collect(maps.Values(spare)), false)
 }
 
 // discovered takes the result of a discovery, and returns the time until the next one. The last inventory stays valid
@@ -274,6 +339,7 @@ func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a
 	if e.err == nil {
 		s.failed = 0
 		s.take(ctx, at, e, a)
+		s.offer(at.Now, a)
 		s.publish(a)
 		return discoveryPeriod
 	}
@@ -311,6 +377,12 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	now := basis{gpus: gpus, known: e.known, records: r}
 	same := !first && reflect.DeepEqual(s.basis, now)
 	s.basis = now
+	if first {
+		s.offered = map[string]bool{}
+		for _, d := range partitionsOf(e.known) {
+			s.offered[gpu.ParentName(d.Name)] = d.Partition != nil && !d.Partition.Static
+		}
+	}
 	if !same {
 		same = s.derive()
 	}
@@ -354,7 +426,8 @@ func (s *state) derive() (same bool) {
 	held := slices.DeleteFunc(slices.Clone(s.basis.known), func(d gpu.Device) bool { return !r.holds(d.Name) })
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(held, r.holds), r.removed(gpus)))
 	same = s.devices != nil && reflect.DeepEqual(*s.devices, devices)
-	s.devices, s.known = &devices, append(withoutOwnPartitions(gpus, r.own), partitionsOf(devices)...)
+	s.devices = &devices
+	s.remember()
 	return same
 }
 

@@ -28,8 +28,8 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 			assigned[i].Use = before.Use // a lost GPU does not tell what it supports
 			continue
 		}
-		want := configured(d).EnforceableOn(d)
-		want.Partitions = inventory.Partitioning(d, want.Partitions, before.Use.Partitions, r.own)
+		want := inventory.Mode(d, configured(d), before.Use.Partitions, r.own)
+		before.Use.OnDemand = want.OnDemand         // it does not concern claims
 		if how, has := r.partitioned(d.Name); has { // the record is more reliable than the known mode
 			if !ok {
 				before.Use, ok = want, true

@@ -140,6 +140,12 @@ func (n *Node) Inventory() inventory.Inventory {
 // Registered notes that a kubelet has registered the plugin, also one that was restarted.
 func (n *Node) Registered() { n.send(registered{}) }
 
+// Prepared notes that a claim has these devices.
+func (n *Node) Prepared(devices []string) { n.send(prepared(devices)) }
+
+// Released notes that a claim has ended.
+func (n *Node) Released() { n.send(released{}) }
+
 // Serving notes that this instance serves the kubelet. From now on it watches events and requests of people, and saves
 // the health of the GPUs.
 func (n *Node) Serving() { n.send(serving{}) }

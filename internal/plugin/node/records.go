@@ -105,6 +105,24 @@ func (r records) partitioned(device string) (how gpu.Partitions, ok bool) {
 	return 0, false
 }
 
+// use returns how claims have the GPU. While some records cannot be read, it counts as held.
+func (r records) use(device string) inventory.Use {
+	use := inventory.Unused
+	if r.incomplete != nil {
+		use = inventory.UsedWhole
+	}
+	for _, a := range r.assignments {
+		if a.AdminAccess || gpu.ParentName(a.Device) != device {
+			continue
+		}
+		if a.MakesPartition() {
+			return inventory.UsedInParts
+		}
+		use = inventory.UsedWhole
+	}
+	return use
+}
+
 // removedPartition is a partition of a prepared claim that no longer exists.
 type removedPartition struct {
 	claim     sharing.Claim

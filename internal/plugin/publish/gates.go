@@ -186,7 +186,7 @@ var (
 // makesPartitions reports whether partitions of the GPU are made for claims.
 func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 	return (d.MIG.Enabled || d.MIG.Switchable) &&
-		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
+		use.Partitions != gpu.PartitionsNone && use.Partitions != gpu.PartitionsStatic
 }
 
 // withoutPassthrough returns the use of a GPU without virtual machines, unless they are its only use: such a GPU, and

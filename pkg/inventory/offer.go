@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Use says how claims have a GPU.
+type Use int
+
+const (
+	// Unused GPUs are free.
+	Unused Use = iota
+	// UsedWhole GPUs are held as a whole, by shares, or by a virtual machine.
+	UsedWhole
+	// UsedInParts GPUs have partitions that the driver has made for claims.
+	UsedInParts
+)
+
+// Offer returns the names of the GPUs whose possible partitions are published. The scheduler's cost grows with the
+// devices that are published, and one GPU has up to 25 possible partitions. So these are the GPUs that are used in
+// parts, those of before, and of each model as many unused ones as GPUs are used in parts, at least one. The last of
+// them is chosen first: whole GPUs are taken from the front. A GPU whose Use does not say OnDemand, or of which only
+// partitions are published, is always among them.
+//
+// before reports whether a GPU was among them, and may stay: no claim can be on its way to a partition of a GPU that
+// another claim has held as a whole for a while.
+func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) bool) map[string]bool {
+	offered, spare, wanted := map[string]bool{}, map[string]int{}, map[string]int{}
+	model := func(d gpu.Device) string { return d.Product.Name }
+	whole, usable := inv.GPUs(), inv.partitionable()
+	var unused []gpu.Device
+	for _, d := range whole {
+		name := d.Name
+		switch {
+		case d.Use.Partitions != gpu.PartitionsDynamic:
+		case use(name) == UsedInParts:
+			wanted[model(d)]++
+			offered[name] = true
+		case !d.Use.OnDemand || before(name):
+			offered[name] = true
+			if use(name) == Unused && usable[name] {
+				spare[model(d)]++
+			}
+		case use(name) == Unused && usable[name]:
+			unused = append(unused, d)
+		}
+	}
+	for i := range unused {
+		d := unused[len(unused)-1-i]
+		if spare[model(d)] < max(1, wanted[model(d)]) {
+			offered[d.Name] = true
+			spare[model(d)]++
+		}
+	}
+	for _, d := range inv {
+		if name := gpu.ParentName(d.Name); onDemand(d) && whole.index(name) < 0 {
+			offered[name] = true
+		}
+	}
+	return offered
+}
+
+// Only returns the inventory without the possible partitions of GPUs that are not offered: see Offer. A GPU without any
+// has no counters of partitions.
+func (inv Inventory) Only(offered map[string]bool) Inventory {
+	var all Inventory
+	for _, d := range inv {
+		if !onDemand(d) || offered[gpu.ParentName(d.Name)] {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// onDemand reports whether the device is a partition that the driver makes when a claim gets it.
+func onDemand(d gpu.Device) bool { return d.Partition != nil && !d.Partition.Static }
+
+// partitionable returns the names of the GPUs of which a claim can get a possible partition now.
+func (inv Inventory) partitionable() map[string]bool {
+	all := map[string]bool{}
+	for _, d := range inv {
+		if onDemand(d) && !prevented(d) {
+			all[gpu.ParentName(d.Name)] = true
+		}
+	}
+	return all
+}
+
+// prevented reports whether a taint keeps new claims from the device.
+func prevented(d gpu.Device) bool {
+	for _, t := range taints(d) {
+		if t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute {
+			return true
+		}
+	}
+	return false
+}
