@@ -225,6 +225,11 @@ func (k *DeviceKind) SharedOnly() bool {
 	return ptr.Deref(k.attribute("sharedOnly").BoolValue, false)
 }
 
+// OnDemand reports whether possible partitions of the GPU are published as they are needed.
+func (k *DeviceKind) OnDemand() bool {
+	return ptr.Deref(k.attribute("partitionsOnDemand").BoolValue, false)
+}
+
 // Isolation returns what enforces the limits of shares.
 func (k *DeviceKind) Isolation() string { return k.text("isolation") }
 

@@ -32,11 +32,7 @@ func (v *View) learn(product string, d *resourceapi.Device) {
 	if len(d.ConsumesCounters) == 0 || len(d.ConsumesCounters[0].Counters) == 0 { // or it is slim already
 		return
 	}
-	l := v.layouts[product]
-	if l == nil {
-		l = &Layout{Counters{}, map[string][]Slot{}}
-		v.layouts[product] = l
-	}
+	l := v.layoutOf(product)
 	suffix, profile := strings.TrimPrefix(d.Name, gpu.ParentName(d.Name)), gpu.PartitionProfile(d.Name)
 	known := func(s Slot) bool { return s.Suffix == suffix }
 	if gpu.IsPart(d.Name) && slices.ContainsFunc(l.slots[profile], known) {
@@ -50,6 +46,16 @@ func (v *View) learn(product string, d *resourceapi.Device) {
 	if gpu.IsPart(d.Name) {
 		l.slots[profile] = append(slices.Clip(l.slots[profile]), slot)
 	}
+}
+
+// layoutOf returns the layout of the model, which may be learnt later. The caller holds v.mu.
+func (v *View) layoutOf(product string) *Layout {
+	l := v.layouts[product]
+	if l == nil {
+		l = &Layout{Counters{}, map[string][]Slot{}}
+		v.layouts[product] = l
+	}
+	return l
 }
 
 // Slots returns the places for partitions of the profile on the GPU, as in the name of a device.

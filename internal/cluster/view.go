@@ -114,11 +114,14 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		case gpu.TypeGPU:
 			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
 			d.gpu.place = published.BindingConditions
+			if d.Kind.OnDemand() { // its possible partitions may not be published yet
+				d.gpu.layout = v.layoutOf(d.Kind.Product())
+			}
 			v.recount(d.gpu)
 		case gpu.TypeMIG, gpu.TypeVGPU:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
 			if !d.Exists() {
-				d.gpu.layout = v.layouts[d.Kind.Product()]
+				d.gpu.layout = v.layoutOf(d.Kind.Product())
 			}
 			v.measure(d.gpu)
 		case gpu.TypeVFIO:
@@ -161,7 +164,8 @@ func (v *View) dropSlice(name string) {
 			g.Node = g.Pool
 		}
 		g.Partitions = slices.DeleteFunc(g.Partitions, func(p *Device) bool { return p == d })
-		if !slices.ContainsFunc(g.Partitions, func(p *Device) bool { return !p.Exists() }) {
+		if !slices.ContainsFunc(g.Partitions, func(p *Device) bool { return !p.Exists() }) &&
+			(g.Whole == nil || !g.Whole.Kind.OnDemand()) {
 			g.layout = nil
 		}
 		v.measure(g)
@@ -207,7 +211,8 @@ func (v *View) intern(key string, d *resourceapi.Device) *DeviceKind {
 	return kind
 }
 
-// Kinds returns the kinds with at least one published device, sorted by name. The caller must not change the slice.
+// Kinds returns the kinds with at least one published device, sorted by name, and those of partitions that may be
+// published again. The caller must not change the slice.
 func (v *View) Kinds() []*DeviceKind {
 	if sorted := v.sorted.Load(); sorted != nil {
 		return *sorted
@@ -215,8 +220,15 @@ func (v *View) Kinds() []*DeviceKind {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	var all []*DeviceKind
+	onDemand := map[string]bool{} // models
 	for _, k := range v.kinds {
 		if k.count > 0 {
+			all = append(all, k)
+			onDemand[k.Product()] = onDemand[k.Product()] || k.OnDemand()
+		}
+	}
+	for _, k := range v.partitions {
+		if k.count == 0 && k.Type() == gpu.TypeMIG && onDemand[k.Product()] {
 			all = append(all, k)
 		}
 	}

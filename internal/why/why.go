@@ -398,6 +398,7 @@ func (q *question) explainFit(r *Answer, subject string, placements []schedule.P
 	}
 	slices.SortFunc(r.Places, func(a, b Place) int { return strings.Compare(a.Nodes[0], b.Nodes[0]) })
 	q.noteMistakes(r, placements)
+	q.noteLater(r)
 	r.Cause = fmt.Sprintf("%s fits now on %d of %d nodes", subject, total, len(q.AllNodes))
 	var unless []string
 	if q.Unread[cluster.Claims] != nil && len(q.Workload.Claims) > 0 {
@@ -409,6 +410,20 @@ func (q *question) explainFit(r *Answer, subject string, placements []schedule.P
 	if len(unless) > 0 {
 		r.Outcome = Undecided
 		r.Cause += ", unless " + strings.Join(unless, " or ")
+	}
+}
+
+// noteLater says which device of the first place is not published yet.
+func (q *question) noteLater(r *Answer) {
+	for _, d := range r.Places[0].Devices {
+		if q.Published(resourceapi.DeviceRequestAllocationResult{Driver: d.Driver, Pool: d.Pool, Device: d.Device}) {
+			continue
+		}
+		r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet: its node publishes possible partitions "+
+			"of one more GPU when those before it are used (partitions: onDemand). If this GPU is needed, or "+
+			"partitions of several unused GPUs at once, the pod waits until then; with partitions: dynamic it does not",
+			d.Device))
+		return
 	}
 }
 

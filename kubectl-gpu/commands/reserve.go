@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -317,10 +318,11 @@ func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resou
 		open[pool] = open[pool] || !kept[id{pool, g.Name}]
 	}
 	published := map[cluster.PoolID]int64{}
-	for _, slice := range cluster.Current(s.Slices) {
+	current := cluster.Current(offer.All(s.Slices, s.TaintRules)) // also partitions that are published later
+	for _, slice := range current {
 		published[cluster.PoolOf(slice)]++
 	}
-	for _, slice := range cluster.Current(s.Slices) { // more GPUs of the pool may be published in a moment
+	for _, slice := range current { // more GPUs of the pool may be published in a moment
 		pool := cluster.PoolOf(slice)
 		open[pool] = open[pool] || published[pool] < slice.Spec.Pool.ResourceSliceCount
 	}
@@ -335,7 +337,7 @@ func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resou
 					Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
 	}
 	whole := map[cluster.PoolID]bool{}
-	for _, slice := range cluster.Current(s.Slices) {
+	for _, slice := range current {
 		pool := cluster.PoolOf(slice)
 		for _, d := range slice.Spec.Devices {
 			selector := &resourceapi.DeviceTaintSelector{Driver: &pool.Driver, Pool: &pool.Pool}

@@ -52,14 +52,8 @@ func New(t testing.TB, nodes ...SimNode) *cluster.View {
 func Slices(t testing.TB, n SimNode) []*resourceapi.ResourceSlice {
 	t.Helper()
 	devices := simtest.Discover(t, n.Profile)
-	for i := range devices {
-		devices[i].Use = n.Use
-		if devices[i].MIG.Switchable && n.Use == (gpu.SharingMode{}) {
-			devices[i].Use.Partitions = gpu.PartitionsDynamic // the default of the plugin
-		}
-	}
-	noPartition := func(gpu.Placement) bool { return false }
-	all := inventory.Slices(Driver, n.Name, inventory.New(devices).WithPartitions(noPartition).Pools(n.Name))
+	inv := inventory.Unclaimed(devices, func(gpu.Device) gpu.SharingMode { return n.Use })
+	all := inventory.Slices(Driver, n.Name, inv.Pools(n.Name))
 	for i, slice := range all {
 		slice.Name = fmt.Sprint(slice.GenerateName, i)
 	}

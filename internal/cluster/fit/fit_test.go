@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -29,7 +30,8 @@ type world struct {
 	t        *testing.T
 	view     *cluster.View
 	nodes    []clustertest.SimNode
-	slices   []*resourceapi.ResourceSlice
+	now      []*resourceapi.ResourceSlice // published
+	slices   []*resourceapi.ResourceSlice // with what nodes would publish
 	rules    []*resourceapi.DeviceTaintRule
 	classes  fit.Classes
 	claims   []*resourceapi.ResourceClaim // that hold devices
@@ -43,8 +45,9 @@ func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
 	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes, classes: fit.Classes{},
 		compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
 	for _, n := range nodes {
-		w.slices = append(w.slices, clustertest.Slices(t, n)...)
+		w.now = append(w.now, clustertest.Slices(t, n)...)
 	}
+	w.slices = offer.All(w.now, nil)
 	for _, c := range clustertest.Classes(t) {
 		w.classes[c.Name] = c
 	}
@@ -236,7 +239,8 @@ var fleets = []fleet{
 			"mig-1g.20gb", "mig-1g.10gb.me", "mig-2g.20gb", "mig-3g.40gb", "mig-4g.40gb", "gpu"}[r.IntN(7)],
 			1+r.IntN(2), tolerations(r)))
 	}, nil},
-	{"any partition", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}, {Name: "b", Profile: "dgx-h100"}},
+	{"any partition", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}, {Name: "b", Profile: "dgx-h100",
+		Use: gpu.SharingMode{Partitions: gpu.PartitionsOnDemand}}},
 		func(r *rand.Rand) string {
 			if r.IntN(3) == 0 {
 				return exactly("deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: \"device.capacity['" +
@@ -325,7 +329,7 @@ func TestEstimateIsPlace(t *testing.T) {
 						w.reserve(r)
 					}
 					if r.IntN(10) == 0 { // a slice is updated, or made again; informers may make it slim twice
-						slim := w.view.SlimSlice(w.view.SlimSlice(w.slices[r.IntN(len(w.slices))]))
+						slim := w.view.SlimSlice(w.view.SlimSlice(w.now[r.IntN(len(w.now))]))
 						if r.IntN(2) == 0 {
 							w.view.DeleteSlice(slim.Name)
 						}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
@@ -55,24 +56,29 @@ type Cluster struct {
 	Used     map[string]corev1.ResourceList // of each node, by pods
 	Planned  map[string]bool                // claims that do not exist yet, by namespace/name
 
-	onNode  map[string][]*resourceapi.ResourceSlice
-	shared  []*resourceapi.ResourceSlice // those of no single node
-	holders map[cluster.PoolID][]*resourceapi.ResourceClaim
-	kinds   *cluster.View // see view
+	published []*resourceapi.ResourceSlice // those that were read
+	onNode    map[string][]*resourceapi.ResourceSlice
+	shared    []*resourceapi.ResourceSlice // those of no single node
+	holders   map[cluster.PoolID][]*resourceapi.ResourceClaim
+	kinds     *cluster.View // see view
 	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000
 	// large claims would need hundreds of MiB.
 	compiled *cel.Cache
 }
 
-// New prepares the snapshot, which must not change any more.
-func New(s *cluster.Snapshot) *Cluster {
+// New prepares the snapshot, which must not change any more. Its slices have what nodes would publish, too: see package
+// offer.
+func New(read *cluster.Snapshot) *Cluster {
+	with := *read
+	with.Slices = offer.All(read.Slices, read.TaintRules)
+	s := &with
 	c := &Cluster{Snapshot: s, ClaimNamed: ByName(s.Claims), TemplateNamed: ByName(s.Templates),
 		PodNamed:    ByName(s.Pods),
 		ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
-		compiled: selectors.NewCache(), Limits: DefaultLimits}
+		compiled: selectors.NewCache(), Limits: DefaultLimits, published: read.Slices}
 	for _, class := range s.Classes {
 		c.ClassByName[class.Name] = class
 	}
@@ -107,6 +113,15 @@ func New(s *cluster.Snapshot) *Cluster {
 		}
 	}
 	return c
+}
+
+// Published reports whether the device is published, and not one that its node would publish.
+func (c *Cluster) Published(r resourceapi.DeviceRequestAllocationResult) bool {
+	has := func(s *resourceapi.ResourceSlice) bool {
+		return cluster.PoolOf(s) == cluster.PoolOfResult(r) &&
+			slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == r.Device })
+	}
+	return len(c.published) == len(c.Slices) || slices.ContainsFunc(c.published, has)
 }
 
 // Named are objects by namespace and name.

@@ -47,4 +47,5 @@ func AttributesFor(s *cluster.Snapshot) func(resourceapi.QualifiedName) bool {
 }
 
 // ofView are the attributes with which a cluster.View tells how much of a GPU claims hold.
-var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly", "peakCompute"}
+var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly", "peakCompute",
+	"partitionsOnDemand"}
