@@ -421,6 +421,7 @@ func published(t *testing.T, profile string) []resourceapi.Device {
 	for i := range gpus {
 		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t),
 			gpu.PartitionsDynamic
+		gpus[i].Use.OnDemand = true
 		gpus[i].VFIO = &gpu.VFIO{Group: 27 + i, Vendor: "10de", Device: "2330",
 			Functions: []gpu.PCIFunction{{PCI: gpus[i].PCI, Driver: "nvidia"}}}
 	}

@@ -560,3 +560,58 @@ func (s *suite) seconds(t *testing.T, plugin *corev1.Pod, what string) float64 {
 	}
 	return sum
 }
+
+// testPartitionsOnDemand publishes possible partitions of one GPU. Pods with more of them than it has get those of
+// another, and nothing changes for pods with whole GPUs.
+func (s *suite) testPartitionsOnDemand(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices")
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "on-demand")
+	offered := func(what string, want func(gpus int) bool) []string {
+		t.Helper()
+		var all []string
+		s.must(t, kube.Until(t.Context(), soon, what, func(context.Context) (bool, string, error) {
+			all = nil
+			for _, d := range s.published(t, node) {
+				if name, _, part := strings.Cut(d.Name, "-mig-"); part && !slices.Contains(all, name) {
+					all = append(all, name)
+				}
+			}
+			return want(len(all)), fmt.Sprint(all), nil
+		}))
+		return all
+	}
+	number := len(s.gpus(t, node))
+	is := func(want int) func(int) bool { return func(gpus int) bool { return gpus == want } }
+	defer func() {
+		s.configure(t, node, "null")
+		offered("possible partitions of all GPUs again", is(number))
+	}()
+	s.configure(t, node, `"unpartitioned"`)
+	offered("no possible partition", is(0))
+	s.configure(t, node, `"on-demand"`)
+	first := offered("possible partitions of one GPU", is(1))
+	template := s.templateFor(t, ns, "one", partition("gpu", small, ""))
+	for n := range 8 {
+		s.pod(t, ns, fmt.Sprintf("part-%d", n), onNode(node), withTemplate(template))
+	}
+	s.waitPhases(t, ns, 8, 0)
+	all := offered("possible partitions of two GPUs in use, and of as many more", is(4))
+	if !slices.Contains(all, first[0]) {
+		t.Errorf("got %v, want the first among them, %s", all, first[0])
+	}
+	written := func() (all []string) {
+		var list resourceapi.ResourceSliceList
+		s.must(t, s.List(t.Context(), &list, client.MatchingFields{resourceapi.ResourceSliceSelectorNodeName: node}))
+		for _, slice := range list.Items {
+			all = append(all, slice.Name+" "+slice.ResourceVersion)
+		}
+		return all
+	}
+	before := written()
+	s.running(t, s.pod(t, ns, "whole", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
+	if after := written(); !slices.Equal(after, before) {
+		t.Errorf("a pod with a whole GPU changes the slices: got %s, before %s", after, before)
+	}
+	s.must(t, s.Empty(t.Context(), soon, ns))
+}

@@ -104,6 +104,7 @@ func TestCluster(t *testing.T) {
 			t.Run("pods have partitions of one GPU, which is restored afterwards", s.testPartition)
 			t.Run("partitions, shares and whole GPUs do not conflict", s.testPartitionsAndWholeGPUs)
 			t.Run("partitions of several GPUs are created in parallel", s.testPartitionsAtOnce)
+			t.Run("possible partitions are published as they are needed", s.testPartitionsOnDemand)
 			t.Run("a container that names a request gets the GPU of this request", s.testRequests)
 		})
 	})
