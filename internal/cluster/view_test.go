@@ -126,6 +126,27 @@ func TestView(t *testing.T) {
 	same("it is back, and its claim with it", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 }
 
+// The kinds of partitions are known while no GPU has some published, if that may change.
+func TestKindsOfPartitionsOnDemand(t *testing.T) {
+	for _, mode := range []gpu.Partitions{gpu.PartitionsOnDemand, gpu.PartitionsDynamic} {
+		node := clustertest.SimNode{Name: "a", Profile: "dgx-h100", Use: gpu.SharingMode{Partitions: mode}}
+		v := clustertest.New(t, node)
+		before := len(v.Kinds())
+		for _, s := range clustertest.Slices(t, node) {
+			if len(s.Spec.Devices) > 0 && gpu.IsPartition(s.Spec.Devices[0].Name) {
+				v.DeleteSlice(s.Name)
+			}
+		}
+		want := before
+		if mode == gpu.PartitionsDynamic {
+			want = 2 // the GPU and the monitor
+		}
+		if got := len(v.Kinds()); got != want || before != 9 {
+			t.Errorf("%s: got %d kinds, before %d; want %d", mode, got, before, want)
+		}
+	}
+}
+
 // The number of kinds does not depend on the number of nodes. SlimSlice keeps one partition per profile.
 func TestKinds(t *testing.T) {
 	one := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})

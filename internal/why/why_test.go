@@ -221,6 +221,30 @@ func TestWrongTypes(t *testing.T) {
 	}
 }
 
+// TestPartitionsOnDemand: a pod fits on a GPU whose partitions are not published, and the answer says what it needs.
+func TestPartitionsOnDemand(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100",
+		Use: gpu.SharingMode{Partitions: gpu.PartitionsOnDemand}})
+	first := fmt.Sprintf("device.attributes['%s'].parentUUID == '%s'", clustertest.Driver,
+		*s.Slices[0].Spec.Devices[0].Attributes["uuid"].StringValue)
+	for _, row := range []struct{ selector, note string }{
+		{first, "is not published yet"},
+		{"true", ""},
+	} {
+		c := claim(t, "c", fmt.Sprintf("requests: [{name: r, exactly: {deviceClassName: mig-1g.10gb.nvidia.com, "+
+			"selectors: [{cel: {expression: %q}}]}}]", row.selector))
+		s.Claims = []*resourceapi.ResourceClaim{c}
+		s.Pods = []*corev1.Pod{pod("p", c)}
+		answer, err := Pod(t.Context(), s, "ns", "p")
+		if err != nil || answer.Outcome != Fits {
+			t.Fatalf("%s: got %+v, %v, want that it fits", row.selector, answer, err)
+		}
+		if got := strings.Join(answer.Notes, "\n"); !strings.Contains(got, row.note) || row.note == "" && got != "" {
+			t.Errorf("%s: got notes %q, want %q", row.selector, got, row.note)
+		}
+	}
+}
+
 // A profile in a selector of whole GPUs is that of a class of partitions.
 func TestProfileOfWholeGPUs(t *testing.T) {
 	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})

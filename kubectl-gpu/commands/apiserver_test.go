@@ -223,7 +223,13 @@ func node(name string) *corev1.Node {
 // published returns the slices that a node of the profile publishes.
 func published(t testing.TB, node, profile string) []*resourceapi.ResourceSlice {
 	t.Helper()
-	of, err := nodetemplate.FromProfile(profile, nodeconfig.Config{}, nodetemplate.Target{Driver: driver, Name: node})
+	return configured(t, node, profile, nodeconfig.Config{})
+}
+
+// configured returns the slices of a node with that configuration.
+func configured(t testing.TB, node, profile string, config nodeconfig.Config) []*resourceapi.ResourceSlice {
+	t.Helper()
+	of, err := nodetemplate.FromProfile(profile, config, nodetemplate.Target{Driver: driver, Name: node})
 	if err != nil {
 		t.Fatal(err)
 	}

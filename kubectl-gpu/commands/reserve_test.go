@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
 // kept returns a rule that keeps the device, or all of the pool, for the team.
@@ -72,6 +73,15 @@ func TestReserve(t *testing.T) {
 			"Kept for vision: 2 GPUs, by 1 DeviceTaintRule.\n" +
 			"Held now: 1 of them, until the claims end that hold them.\n", "1 a/", ""},
 		{"a GPU and its partitions", nil, "vision b/gpu-52-00-0",
+			header + "b gpu-52-00-0 NVIDIA H100 80GB HBM3 <none>\n", "26 b/gpu-52-00-0", ""},
+		{"a GPU and its partitions, which are published later", func(s *apiServer) {
+			onDemand, err := nodeconfig.Parse([]byte("apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\n" +
+				"gpus: [{partitions: onDemand}]"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Slices = append(published(t, "a", "t4-x2"), configured(t, "b", "dgx-h100", onDemand)...)
+		}, "vision b/gpu-52-00-0",
 			header + "b gpu-52-00-0 NVIDIA H100 80GB HBM3 <none>\n", "26 b/gpu-52-00-0", ""},
 		{"a selector", nil, "vision --selector device.attributes['gpu.nvidia.com'].index==1",
 			header + "a gpu-af-00-0 Tesla T4 <none>\nb gpu-43-00-0 NVIDIA H100 80GB HBM3 ml/small (1g.10gb)\n",

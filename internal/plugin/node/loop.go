@@ -305,6 +305,17 @@ func (s *state) offer(now time.Time, a *actions) {
 	a.Save = &s.known
 }
 
+// offeredBefore returns the GPUs of which possible partitions were published, as remember has noted.
+func offeredBefore(known inventory.Inventory) map[string]bool {
+	offered := map[string]bool{}
+	for _, d := range known {
+		if d.Partition != nil && !d.Partition.Static {
+			offered[gpu.ParentName(d.Name)] = true
+		}
+	}
+	return offered
+}
+
 // remember notes what is known of the devices when they are lost, and of which GPUs the possible partitions were
 // published.
 func (s *state) remember() {
@@ -378,10 +389,7 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	same := !first && reflect.DeepEqual(s.basis, now)
 	s.basis = now
 	if first {
-		s.offered = map[string]bool{}
-		for _, d := range partitionsOf(e.known) {
-			s.offered[gpu.ParentName(d.Name)] = d.Partition != nil && !d.Partition.Static
-		}
+		s.offered = offeredBefore(e.known)
 	}
 	if !same {
 		same = s.derive()

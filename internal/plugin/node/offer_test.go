@@ -4,13 +4,25 @@ package node
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // offered names the GPUs of which possible partitions are published, and whether each is published whole.
@@ -128,5 +140,130 @@ func TestClaimsAskForADiscovery(t *testing.T) {
 	}
 	if !asks(released{}) {
 		t.Error("the end of a claim on a node without a spare GPU asks for no discovery")
+	}
+}
+
+// TestNoGPUIsGivenTwice lets Kubernetes' allocator give out what a node publishes on demand: whatever claims come, are
+// prepared and end, and however often the plugin starts again or its configuration changes, a device that is given out
+// overlaps no other.
+func TestNoGPUIsGivenTwice(t *testing.T) {
+	gpus := inventory.New(simtest.Discover(t, "dgx-h100")[:3])
+	classes, compiled := fit.Classes{}, cel.NewCache(20, cel.Features{EnableConsumableCapacity: true})
+	for _, c := range clustertest.Classes(t) {
+		classes[c.Name] = c
+	}
+	const node = "node"
+	type given struct {
+		*resourceapi.ResourceClaim
+		rec      checkpoint.PreparedClaim
+		prepared bool
+	}
+	var claims []given
+	r, now, counts := rand.New(rand.NewPCG(1, 2)), time.Now(), map[string]int{}
+	s := newState(Options{Dir: t.TempDir()})
+	s.offered = map[string]bool{}
+	onDemand := true
+	look := func() {
+		all := slices.Clone(gpus)
+		for i := range all {
+			all[i].Use = gpu.SharingMode{Partitions: gpu.PartitionsDynamic, OnDemand: onDemand}
+		}
+		var records []checkpoint.PreparedClaim
+		for _, c := range claims {
+			if c.prepared {
+				records = append(records, c.rec)
+			}
+		}
+		s.basis = basis{gpus: all, known: s.known, records: newRecords("now", records, records, nil)}
+		var a actions
+		s.derive()
+		s.offer(now, &a)
+		s.publish(&a)
+		counts[fmt.Sprint(len(s.offered), " GPUs with partitions published")]++
+	}
+	look()
+	for range 2000 {
+		switch r.IntN(8) {
+		case 0, 1, 2:
+			class := []string{"gpu.nvidia.com", "mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"}[r.IntN(3)]
+			more := ""
+			if class == "gpu.nvidia.com" && r.IntN(2) == 0 {
+				more = ", capacity: {requests: {memory: 20Gi}}"
+			}
+			claim := clustertest.Claim(t, fmt.Sprintf("requests: [{name: r, exactly: {deviceClassName: %s%s}}]", class,
+				more))
+			claim.UID = types.UID(fmt.Sprint(counts["claims"]))
+			counts["claims"]++
+			var held []*resourceapi.ResourceClaim
+			for _, c := range claims {
+				held = append(held, c.ResourceClaim)
+			}
+			published := inventory.Slices(driver, node, s.published.Pools(node))
+			for i, slice := range published {
+				slice.Name = fmt.Sprint(i)
+			}
+			got, err := classes.Place(t.Context(), compiled, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+				published, fit.HeldBy(held, nil), claim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got) == 0 {
+				counts["refused"]++
+				continue
+			}
+			claim.Status.Allocation = &got[0]
+			d, ok := s.devices.Find(got[0].Devices.Results[0].Device)
+			if !ok {
+				t.Fatalf("%s is given out, and Prepare does not know it", d.Name)
+			}
+			a := sharing.Assignment{Device: d.Name, GPU: d.Physical()}
+			if d.Partition != nil {
+				a.Partition = &sharing.AssignedPartition{Placement: d.Partition.Placement}
+				counts["partitions"]++
+			}
+			for _, c := range claims {
+				b := c.rec.Plan.Assignments[0]
+				overlap := a.GPU == b.GPU && (a.Partition == nil) != (b.Partition == nil)
+				if a.Partition != nil && b.Partition != nil {
+					part := gpu.Partition{Placement: a.Partition.Placement}
+					overlap = part.Overlaps(b.Partition.Placement)
+				}
+				if overlap {
+					t.Fatalf("after %v: %s is given out beside %s", counts, a.Device, b.Device)
+				}
+			}
+			claims = append(claims, given{ResourceClaim: claim, rec: checkpoint.PreparedClaim{
+				Claim: sharing.Claim{UID: claim.UID}, Phase: checkpoint.Prepared, BootID: "now",
+				Plan: sharing.Plan{Assignments: []sharing.Assignment{a}}}})
+		case 3:
+			if len(claims) > 0 {
+				claims[r.IntN(len(claims))].prepared = true
+			}
+		case 4, 5:
+			if len(claims) > 0 {
+				i := r.IntN(len(claims))
+				claims = slices.Delete(claims, i, i+1)
+			}
+		case 6:
+			now = now.Add(time.Duration(r.IntN(100)) * time.Second)
+			look()
+		default:
+			switch r.IntN(8) {
+			case 0:
+				onDemand = r.IntN(8) > 0
+			case 1:
+				known := s.known
+				s = newState(Options{Dir: t.TempDir()})
+				s.known, s.offered = known, offeredBefore(known)
+				look()
+			}
+		}
+	}
+	t.Log(counts)
+	for _, what := range []string{"refused", "partitions",
+		"2 GPUs with partitions published", "3 GPUs with partitions published"} {
+		if counts[what] < 20 {
+			t.Errorf("%s: %d times: this shows nothing", what, counts[what])
+		}
 	}
 }
