@@ -413,18 +413,20 @@ func (q *question) explainFit(r *Answer, subject string, placements []schedule.P
 	}
 }
 
-// noteLater says which device of the first place is not published yet.
+// noteLater says what the workload waits for if it does not fit with what is published now.
 func (q *question) noteLater(r *Answer) {
-	for _, d := range r.Places[0].Devices {
-		if q.Published(resourceapi.DeviceRequestAllocationResult{Driver: d.Driver, Pool: d.Pool, Device: d.Device}) {
-			continue
-		}
-		r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet: its node publishes possible partitions "+
-			"of one more GPU when those before it are used (partitions: onDemand). If this GPU is needed, or "+
-			"partitions of several unused GPUs at once, the pod waits until then; with partitions: dynamic it does not",
-			d.Device))
+	published := q.AsPublished()
+	if published == nil {
 		return
 	}
+	now := schedule.About(q.Context, published, q.Workload)
+	if found, err := now.Place(q.Workload, now.Groups); found != nil || err != nil {
+		return
+	}
+	r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet: its node publishes possible partitions "+
+		"of one more GPU when those before it are used (partitions: onDemand). If this GPU is needed, or "+
+		"partitions of several unused GPUs at once, the pod waits until then; with partitions: dynamic it does not",
+		r.Places[0].Devices[0].Device))
 }
 
 // askedOf returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.

@@ -458,7 +458,7 @@ smallest change: in ResourceClaim ns/c, request gpu: test that the device has th
 			s.Pods = append(s.Pods, pod("p", c))
 			return s
 		}, `
-pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, iommuGroup, isolation, mdevUUID, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, pciDeviceID, pciVendorID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid, vgpu, vgpuHostDriverVersion, vgpuLicense (the selector fails on devices of the class, and then the scheduler gives up on the pod)
+pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, iommuGroup, isolation, mdevUUID, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, partitionsOnDemand, pciDeviceID, pciVendorID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid, vgpu, vgpuHostDriverVersion, vgpuLicense (the selector fails on devices of the class, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request two/a: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].never) && device.attributes["gpu.nvidia.com"].never == "x"; and in ResourceClaim ns/c, request one: remove device.attributes["gpu.nvidia.com"].never == "x"`},
 		{"a pool that lacks a slice", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))

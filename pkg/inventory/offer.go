@@ -3,6 +3,8 @@
 package inventory
 
 import (
+	"slices"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -45,15 +47,20 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 			if use(name) == Unused && usable[name] {
 				spare[model(d)]++
 			}
-		case use(name) == Unused && usable[name]:
+		case use(name) == Unused:
 			unused = append(unused, d)
 		}
 	}
-	for i := range unused {
-		d := unused[len(unused)-1-i]
-		if spare[model(d)] < max(1, wanted[model(d)]) {
-			offered[d.Name] = true
-			spare[model(d)]++
+	for _, first := range []bool{true, false} { // if none is usable, the taints of one say why
+		for _, d := range slices.Backward(unused) {
+			wanted := max(1, wanted[model(d)])
+			if !first {
+				wanted = 1
+			}
+			if usable[d.Name] == first && spare[model(d)] < wanted {
+				offered[d.Name] = true
+				spare[model(d)]++
+			}
 		}
 	}
 	for _, d := range inv {

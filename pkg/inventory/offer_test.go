@@ -34,6 +34,11 @@ func TestOffer(t *testing.T) {
 		{"not a sick one", "ffff", "", func(all []gpu.Device) {
 			all[3].Taints = []gpu.Taint{{Key: inventory.TaintXID, Effect: "NoSchedule"}}
 		}, "2"},
+		{"a sick one if all are", "wwff", "", func(all []gpu.Device) {
+			for i := range all {
+				all[i].Taints = []gpu.Taint{{Key: inventory.TaintXID, Effect: "NoSchedule"}}
+			}
+		}, "3"},
 		{"one whose taint keeps nobody away", "ffff", "", func(all []gpu.Device) {
 			all[3].Taints = []gpu.Taint{{Key: inventory.TaintUnmonitored, Effect: "None"}}
 		}, "3"},

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -35,6 +34,9 @@ type shape struct {
 // some published, nothing is added. They have the taints of the rules, as published devices have them already. Slices
 // of a pool with new ones are copies.
 func All(published []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) []*resourceapi.ResourceSlice {
+	if !slices.ContainsFunc(published, publishesOnDemand) {
+		return published
+	}
 	current := cluster.Current(published)
 	pools := map[cluster.PoolID]*poolDevices{}
 	shapes := map[model]shape{}
@@ -45,21 +47,15 @@ func All(published []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTain
 		}
 		pools[id].read(s)
 	}
-	lacks := false
-	for id, p := range pools {
-		for _, g := range p.gpus {
-			if g.whole != nil && len(g.partitions) > 0 {
-				shapes[modelOf(id, g.whole)] = *g
-			}
-			lacks = lacks || g.lacks()
-		}
-	}
-	if !lacks {
-		return published
+	ids := slices.SortedFunc(maps.Keys(pools), func(a, b cluster.PoolID) int {
+		return cmp.Or(strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool))
+	})
+	for _, id := range ids {
+		maps.Copy(shapes, pools[id].shapes(id))
 	}
 	more := map[cluster.PoolID][]*resourceapi.ResourceSlice{}
-	for id, p := range pools {
-		more[id] = cluster.Tainted(p.missing(id, shapes, rules), rules)
+	for _, id := range ids {
+		more[id] = pools[id].missing(id, shapes, rules)
 	}
 	var all []*resourceapi.ResourceSlice
 	for _, s := range published {
@@ -70,20 +66,28 @@ func All(published []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTain
 		}
 		all = append(all, pools[id].changed(s, len(more[id])))
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(more), func(a, b cluster.PoolID) int {
-		return strings.Compare(a.Driver+"/"+a.Pool, b.Driver+"/"+b.Pool)
-	}) {
+	for _, id := range ids {
 		all = append(all, more[id]...)
 	}
 	return all
 }
 
-// pool is what is published of the GPUs of a pool, by name.
+// publishesOnDemand reports whether possible partitions of a GPU of the slice may be published later.
+func publishesOnDemand(s *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return onDemand(&d) })
+}
+
+func onDemand(d *resourceapi.Device) bool {
+	return ptr.Deref(d.Attributes["partitionsOnDemand"].BoolValue, false)
+}
+
+// poolDevices is what is published of the GPUs of a pool, by name.
 type poolDevices struct {
-	spec  *resourceapi.ResourceSliceSpec // of one of its slices with GPUs
-	gpus  map[string]*shape
-	order []string          // their names, as published
-	like  map[string]*shape // of those that get partitions, a GPU that has some
+	spec   *resourceapi.ResourceSliceSpec // of one of its slices with GPUs
+	gpus   map[string]*shape
+	slices int
+	order  []string          // their names, as published
+	like   map[string]*shape // of those that get partitions, a GPU that has some
 }
 
 func (p *poolDevices) gpu(name string) *shape {
@@ -95,6 +99,7 @@ func (p *poolDevices) gpu(name string) *shape {
 }
 
 func (p *poolDevices) read(s *resourceapi.ResourceSlice) {
+	p.slices++
 	for i := range s.Spec.Devices {
 		d := &s.Spec.Devices[i]
 		g := p.gpu(gpu.ParentName(d.Name))
@@ -108,6 +113,21 @@ func (p *poolDevices) read(s *resourceapi.ResourceSlice) {
 	for _, set := range s.Spec.SharedCounters {
 		p.gpu(set.Name).counters = set.Counters
 	}
+}
+
+// shapes returns a GPU of each model of which the possible partitions are published. Of a pool that is just being
+// written there are none.
+func (p *poolDevices) shapes(id cluster.PoolID) map[model]shape {
+	all := map[model]shape{}
+	for _, name := range p.order {
+		g := p.gpus[name]
+		if g.whole == nil || len(g.partitions) == 0 || int64(p.slices) != p.spec.Pool.ResourceSliceCount ||
+			g.counters == nil && len(g.whole.ConsumesCounters[0].Counters) > 0 {
+			continue
+		}
+		all[modelOf(id, g.whole)] = *g
+	}
+	return all
 }
 
 // isPossible reports whether the device is a partition that the driver would make. One that exists has no counters.
@@ -128,7 +148,7 @@ func size(d *resourceapi.Device) (n int) {
 // lacks reports whether the GPU has possible partitions that are not published.
 func (g *shape) lacks() bool {
 	return g.whole != nil && len(g.partitions) == 0 &&
-		ptr.Deref(g.whole.Attributes["partitionsOnDemand"].BoolValue, false)
+		onDemand(g.whole)
 }
 
 // missing returns slices with all possible partitions of the pool, in the order of inventory.WithPartitions, and with
@@ -138,9 +158,13 @@ func (p *poolDevices) missing(id cluster.PoolID, shapes map[model]shape,
 	p.like = map[string]*shape{}
 	var devices []resourceapi.Device
 	var counters []resourceapi.CounterSet
+	own := p.shapes(id)
 	for _, name := range slices.Backward(p.order) {
 		g := p.gpus[name]
-		like, known := shapes[modelOf(id, g.whole)]
+		like, known := own[modelOf(id, g.whole)]
+		if !known {
+			like, known = shapes[modelOf(id, g.whole)]
+		}
 		if !known || !g.lacks() {
 			for _, d := range g.partitions {
 				devices = append(devices, *d)
@@ -148,9 +172,11 @@ func (p *poolDevices) missing(id cluster.PoolID, shapes map[model]shape,
 			continue
 		}
 		p.like[name] = &like
+		made := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: id.Driver, Pool: p.spec.Pool}}
 		for _, d := range like.partitions {
-			devices = append(devices, like.partition(d, g.whole, rules))
+			made.Spec.Devices = append(made.Spec.Devices, like.partition(d, g.whole, rules))
 		}
+		devices = append(devices, cluster.Tainted([]*resourceapi.ResourceSlice{made}, rules)[0].Spec.Devices...)
 		if like.counters != nil {
 			counters = append(counters, resourceapi.CounterSet{Name: name, Counters: like.counters})
 		}
@@ -166,7 +192,7 @@ func (p *poolDevices) missing(id cluster.PoolID, shapes map[model]shape,
 		all = append(all, &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{SharedCounters: counters}})
 	}
 	for i, s := range all {
-		s.Name = fmt.Sprintf("%s-not-published-%d", id.Pool, i)
+		s.Name = fmt.Sprintf("%s-%s-not-published-%d", id.Driver, id.Pool, i)
 		s.Spec.Driver, s.Spec.NodeName, s.Spec.Pool = p.spec.Driver, p.spec.NodeName, p.spec.Pool
 		s.Spec.Pool.ResourceSliceCount += int64(len(all))
 	}
@@ -201,18 +227,25 @@ func (like *shape) partition(d, whole *resourceapi.Device, rules []*resourceapi.
 	name := whole.Name + strings.TrimPrefix(d.Name, like.whole.Name)
 	made := resourceapi.Device{Name: name, Capacity: d.Capacity, ConsumesCounters: consumes(d, whole.Name),
 		AllowMultipleAllocations: d.AllowMultipleAllocations}
-	made.Attributes = make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(d.Attributes))
-	for attribute, v := range d.Attributes {
-		switch own, has := whole.Attributes[attribute]; {
+	made.Attributes = d.Attributes // mostly they are equal: 1,000 nodes have 175,000 such devices
+	copied := false
+	for name, v := range d.Attributes {
+		own, has := v, true
+		switch {
 		case ptr.Deref(v.StringValue, "") == d.Name: // its own domain of NVLinks, or its UUID while it does not exist
-			v.StringValue = &made.Name
-		case !equality.Semantic.DeepEqual(v, like.whole.Attributes[attribute]):
-		case !has:
-			continue
-		default:
-			v = own
+			own = resourceapi.DeviceAttribute{StringValue: &made.Name}
+		case same(v, like.whole.Attributes[name]):
+			own, has = whole.Attributes[name]
 		}
-		made.Attributes[attribute] = v
+		if has && same(v, own) {
+			continue
+		}
+		if !copied {
+			made.Attributes, copied = maps.Clone(d.Attributes), true
+		}
+		if made.Attributes[name] = own; !has {
+			delete(made.Attributes, name)
+		}
 	}
 	for _, t := range whole.Taints { // of its health
 		if !slices.ContainsFunc(rules, func(r *resourceapi.DeviceTaintRule) bool { return r.Spec.Taint.Key == t.Key }) {
@@ -220,6 +253,13 @@ func (like *shape) partition(d, whole *resourceapi.Device, rules []*resourceapi.
 		}
 	}
 	return made
+}
+
+// same reports whether two attributes are equal. A list is equal to nothing.
+func same(a, b resourceapi.DeviceAttribute) bool {
+	return ptr.Equal(a.StringValue, b.StringValue) && ptr.Equal(a.IntValue, b.IntValue) &&
+		ptr.Equal(a.BoolValue, b.BoolValue) && ptr.Equal(a.VersionValue, b.VersionValue) &&
+		len(a.StringValues)+len(a.IntValues)+len(a.BoolValues)+len(a.VersionValues) == 0
 }
 
 // consumes returns what the device consumes, of the counters of another GPU.

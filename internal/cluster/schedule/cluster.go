@@ -71,14 +71,29 @@ type Cluster struct {
 func New(read *cluster.Snapshot) *Cluster {
 	with := *read
 	with.Slices = offer.All(read.Slices, read.TaintRules)
-	s := &with
+	return prepare(&with, read.Slices)
+}
+
+// AsPublished returns the cluster without what nodes would publish; nil: that is the same.
+func (c *Cluster) AsPublished() *Cluster {
+	if len(c.published) == len(c.Slices) {
+		return nil
+	}
+	s := *c.Snapshot
+	s.Slices = c.published
+	now := prepare(&s, c.published)
+	now.Limits, now.HideOthers, now.Planned = c.Limits, c.HideOthers, c.Planned
+	return now
+}
+
+func prepare(s *cluster.Snapshot, published []*resourceapi.ResourceSlice) *Cluster {
 	c := &Cluster{Snapshot: s, ClaimNamed: ByName(s.Claims), TemplateNamed: ByName(s.Templates),
 		PodNamed:    ByName(s.Pods),
 		ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
-		compiled: selectors.NewCache(), Limits: DefaultLimits, published: read.Slices}
+		compiled: selectors.NewCache(), Limits: DefaultLimits, published: published}
 	for _, class := range s.Classes {
 		c.ClassByName[class.Name] = class
 	}
@@ -113,15 +128,6 @@ func New(read *cluster.Snapshot) *Cluster {
 		}
 	}
 	return c
-}
-
-// Published reports whether the device is published, and not one that its node would publish.
-func (c *Cluster) Published(r resourceapi.DeviceRequestAllocationResult) bool {
-	has := func(s *resourceapi.ResourceSlice) bool {
-		return cluster.PoolOf(s) == cluster.PoolOfResult(r) &&
-			slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == r.Device })
-	}
-	return len(c.published) == len(c.Slices) || slices.ContainsFunc(c.published, has)
 }
 
 // Named are objects by namespace and name.

@@ -126,6 +126,7 @@ type state struct {
 	taints    [][]gpu.Taint        // of each of them
 	offered   map[string]bool      // GPUs whose possible partitions are published, by name; nil: not known yet
 	since     map[string]time.Time // since when claims hold a GPU as a whole, by its name
+	freed     bool                 // a claim has ended since the discovery under way began
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs          // their MIG mode
@@ -181,8 +182,12 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	case discoverNow:
 		s.asked = true
 	case prepared:
-		s.asked = s.asked || slices.ContainsFunc(e, func(device string) bool { return s.spare(gpu.ParentName(device)) })
+		s.asked = s.asked || slices.ContainsFunc(e, func(device string) bool {
+			name := gpu.ParentName(device)
+			return s.spare(name) || gpu.IsPartition(device) && s.offered != nil && !s.offered[name]
+		})
 	case released:
+		s.freed = true
 		s.asked = s.asked || s.lacksSpare()
 	case gpu.Event:
 		s.health.Occurred(ctx, e)
@@ -222,7 +227,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	}
 	s.follow(at.Now, s.health.Actions(), &a)
 	if !s.discovering && (s.asked || !at.Now.Before(s.due)) {
-		s.discovering, s.asked = true, false
+		s.discovering, s.asked, s.freed = true, false, false
 		a.Discover = &discovery{first: s.devices == nil, known: s.known, lacking: s.lacking,
 			blocked: s.blocked.all(at.Now), unbound: s.unbound.all(at.Now), stuck: maps.Clone(s.stuck)}
 	}
@@ -294,7 +299,7 @@ func (s *state) offer(now time.Time, a *actions) {
 	s.since = since
 	before := func(name string) bool {
 		held, ok := since[name]
-		return s.offered[name] && !(ok && now.Sub(held) >= withdrawAfter)
+		return s.offered[name] && (s.freed || !ok || now.Sub(held) < withdrawAfter)
 	}
 	offered := withTaints(*s.devices, s.health.Taints(*s.devices)).Offer(r.use, before)
 	if maps.Equal(offered, s.offered) {
@@ -333,7 +338,7 @@ func (s *state) spare(name string) bool {
 func (s *state) lacksSpare() bool {
 	spare := map[string]bool{}
 	for _, d := range s.basis.gpus {
-		if d.Use.OnDemand {
+		if d.Use.OnDemand && d.Use.Partitions == gpu.PartitionsDynamic {
 			spare[d.Product.Name] = spare[d.Product.Name] || s.spare(d.Name)
 		}
 	}

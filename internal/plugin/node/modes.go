@@ -29,12 +29,14 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 			continue
 		}
 		want := inventory.Mode(d, configured(d), before.Use.Partitions, r.own)
-		before.Use.OnDemand = want.OnDemand         // it does not concern claims
 		if how, has := r.partitioned(d.Name); has { // the record is more reliable than the known mode
 			if !ok {
 				before.Use, ok = want, true
 			}
 			before.Use.Partitions = how
+		}
+		if before.Use.Partitions == want.Partitions {
+			before.Use.OnDemand = want.OnDemand // it does not concern claims
 		}
 		if r.inVM(d.Name) { // otherwise its device would not be published
 			if !ok {
