@@ -223,8 +223,8 @@ func (p *poolDevices) changed(s *resourceapi.ResourceSlice, more int) *resourcea
 }
 
 // partition returns a possible partition of a GPU, which is like one of another GPU of its model.
-func (like *shape) partition(d, whole *resourceapi.Device, rules []*resourceapi.DeviceTaintRule) resourceapi.Device {
-	name := whole.Name + strings.TrimPrefix(d.Name, like.whole.Name)
+func (g *shape) partition(d, whole *resourceapi.Device, rules []*resourceapi.DeviceTaintRule) resourceapi.Device {
+	name := whole.Name + strings.TrimPrefix(d.Name, g.whole.Name)
 	made := resourceapi.Device{Name: name, Capacity: d.Capacity, ConsumesCounters: consumes(d, whole.Name),
 		AllowMultipleAllocations: d.AllowMultipleAllocations}
 	made.Attributes = d.Attributes // mostly they are equal: 1,000 nodes have 175,000 such devices
@@ -234,7 +234,7 @@ func (like *shape) partition(d, whole *resourceapi.Device, rules []*resourceapi.
 		switch {
 		case ptr.Deref(v.StringValue, "") == d.Name: // its own domain of NVLinks, or its UUID while it does not exist
 			own = resourceapi.DeviceAttribute{StringValue: &made.Name}
-		case same(v, like.whole.Attributes[name]):
+		case same(v, g.whole.Attributes[name]):
 			own, has = whole.Attributes[name]
 		}
 		if has && same(v, own) {
