@@ -104,7 +104,6 @@ func TestCluster(t *testing.T) {
 			t.Run("pods have partitions of one GPU, which is restored afterwards", s.testPartition)
 			t.Run("partitions, shares and whole GPUs do not conflict", s.testPartitionsAndWholeGPUs)
 			t.Run("partitions of several GPUs are created in parallel", s.testPartitionsAtOnce)
-			t.Run("possible partitions are published as they are needed", s.testPartitionsOnDemand)
 			t.Run("a container that names a request gets the GPU of this request", s.testRequests)
 		})
 	})
@@ -122,7 +121,9 @@ func TestCluster(t *testing.T) {
 	t.Run("nothing is left on the nodes when the pods are gone", s.testNothingLeft)
 	t.Run("a failing GPU does not affect the others", s.testBrokenGPU)
 	t.Run("slices do not change during a restart and an idle minute", idle.check)
-	t.Run("partitions change outside the driver", s.testPartitionsChange) // and so do slices
+	// These change slices.
+	t.Run("possible partitions are published as they are needed", s.testPartitionsOnDemand)
+	t.Run("partitions change outside the driver", s.testPartitionsChange)
 	t.Run("a sick GPU is noticed, avoided and drained, and comes back", s.testHealth)
 	t.Run("the controller deletes nothing of users, and creates no other secret", s.testControllerToken)
 	t.Run("plugin and controller use all of their permissions and no others", s.testRights)
