@@ -122,7 +122,7 @@ func (p *poolDevices) shapes(id cluster.PoolID) map[model]shape {
 	for _, name := range p.order {
 		g := p.gpus[name]
 		if g.whole == nil || len(g.partitions) == 0 || int64(p.slices) != p.spec.Pool.ResourceSliceCount ||
-			g.counters == nil && len(g.whole.ConsumesCounters[0].Counters) > 0 {
+			g.counters == nil && len(g.partitions[0].ConsumesCounters[0].Counters) > 0 {
 			continue
 		}
 		all[modelOf(id, g.whole)] = *g
@@ -147,8 +147,7 @@ func size(d *resourceapi.Device) (n int) {
 
 // lacks reports whether the GPU has possible partitions that are not published.
 func (g *shape) lacks() bool {
-	return g.whole != nil && len(g.partitions) == 0 &&
-		onDemand(g.whole)
+	return g.whole != nil && len(g.partitions) == 0 && onDemand(g.whole)
 }
 
 // missing returns slices with all possible partitions of the pool, in the order of inventory.WithPartitions, and with

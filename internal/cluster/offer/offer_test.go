@@ -68,6 +68,10 @@ func TestAllIsWhatNodesWouldPublish(t *testing.T) {
 			if len(before) >= len(devices) {
 				t.Errorf("there were %d devices and are %d: this shows nothing", len(before), len(devices))
 			}
+			if profile == "dgx-h100" && (len(before) != 34 || len(devices) != 209) {
+				t.Errorf("there were %d devices and are %d; docs/node-configuration.md has 34 and 209", len(before),
+					len(devices))
+			}
 			if diff := compare.Diff(wantDevices, devices); diff != "" {
 				t.Error(diff)
 			}
@@ -82,4 +86,48 @@ func TestAllIsWhatNodesWouldPublish(t *testing.T) {
 func pool(all []*resourceapi.ResourceSlice, name string) []*resourceapi.ResourceSlice {
 	return slices.DeleteFunc(slices.Clone(all),
 		func(s *resourceapi.ResourceSlice) bool { return s.Spec.Pool.Name != name })
+}
+
+// Slices of another driver may have any form, and those of a pool that is being written are not all there. Neither is
+// an example for other GPUs, and both stay as they are.
+func TestNoExampleForOthers(t *testing.T) {
+	gpus := simtest.Discover(t, "dgx-h100")
+	full := pool(published("full", gpus, true), "full")
+	foreign := pool(published("foreign", gpus, true), "foreign")
+	foreign = slices.DeleteFunc(foreign, func(s *resourceapi.ResourceSlice) bool {
+		return len(s.Spec.SharedCounters) > 0
+	})
+	for _, s := range foreign {
+		s.Spec.Driver, s.Spec.Pool.ResourceSliceCount = "gpu.example.org", int64(len(foreign))
+		for i := range s.Spec.Devices {
+			if !isPossible(&s.Spec.Devices[i]) {
+				s.Spec.Devices[i].ConsumesCounters = nil
+			}
+		}
+	}
+	held := pool(published("held", gpus, false), "held")
+	held = slices.DeleteFunc(held, func(s *resourceapi.ResourceSlice) bool {
+		return len(s.Spec.SharedCounters) > 0 || len(s.Spec.Devices) > 0 && isPossible(&s.Spec.Devices[0])
+	})
+	for _, s := range held {
+		s.Spec.Pool.ResourceSliceCount = int64(len(held))
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i].ConsumesCounters = nil // as while all of its GPUs are held as a whole
+		}
+	}
+	for _, row := range []struct {
+		name  string
+		given []*resourceapi.ResourceSlice
+		more  bool
+	}{
+		{"nobody has partitions", nil, false},
+		{"another driver has", foreign, false},
+		{"a pool without its counters has", full[:len(full)-1], false},
+		{"a pool has", full, true},
+	} {
+		given := slices.Concat(row.given, held)
+		if got := All(given, nil); len(got) > len(given) != row.more {
+			t.Errorf("%s: of %d slices were made %d, want more: %v", row.name, len(given), len(got), row.more)
+		}
+	}
 }
