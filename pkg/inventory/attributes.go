@@ -25,9 +25,10 @@ type Attribute struct {
 	of      func(gpu.Device) value // the zero value: not published for this device
 }
 
-// AllAttributes are published for every device, because a selector on a missing attribute fails for the whole pod. Only
-// unknown standard attributes are left out, and those that only GPUs for virtual machines or only vGPUs have.
-// Partitions lack some: a selector of a request is only asked about devices that the class has selected.
+// AllAttributes are published for every device, because a selector on a missing attribute fails for the whole pod.
+// Only unknown standard attributes are left out, and those that only GPUs for virtual machines, only vGPUs, or only
+// GPUs with partitions on demand have. Partitions lack some: a selector of a request is only asked about devices that
+// the class has selected.
 var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
@@ -61,7 +62,7 @@ var AllAttributes = []Attribute{
 	{"migCapable", "whether the model can be partitioned by MIG",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
 	{"partitionsOnDemand", "`true`: the node publishes possible MIG partitions of the GPU as they are needed " +
-		"(docs/scale.md); only of whole GPUs of such nodes",
+		"(docs/node-configuration.md); only of whole GPUs of such nodes",
 		func(d gpu.Device) value {
 			if d.Type != gpu.TypeGPU || !d.Use.OnDemand {
 				return value{}

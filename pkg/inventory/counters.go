@@ -62,7 +62,7 @@ const wholeCounter = "gpu"
 func countersOf(inv Inventory) map[string]counters {
 	partitions := map[string][]gpu.Partition{}
 	for _, d := range inv {
-		if d.Partition != nil && !d.Partition.Static {
+		if IsPossible(d) {
 			name := gpu.ParentName(d.Name)
 			partitions[name] = append(partitions[name], *d.Partition)
 		}

@@ -31,7 +31,7 @@ const (
 // before reports whether a GPU was among them, and may stay: no claim can be on its way to a partition of a GPU that
 // another claim has held as a whole for a while.
 func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) bool) map[string]bool {
-	offered, spare, wanted := map[string]bool{}, map[string]int{}, map[string]int{}
+	offered, spare, inParts := map[string]bool{}, map[string]int{}, map[string]int{}
 	model := func(d gpu.Device) string { return d.Product.Name }
 	whole, usable := inv.GPUs(), inv.partitionable()
 	var unused []gpu.Device
@@ -40,7 +40,7 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 		switch {
 		case d.Use.Partitions != gpu.PartitionsDynamic:
 		case use(name) == UsedInParts:
-			wanted[model(d)]++
+			inParts[model(d)]++
 			offered[name] = true
 		case !d.Use.OnDemand || before(name):
 			offered[name] = true
@@ -51,20 +51,20 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 			unused = append(unused, d)
 		}
 	}
-	for _, first := range []bool{true, false} { // if none is usable, the taints of one say why
+	for _, sound := range []bool{true, false} { // if none is usable, the taints of one say why
 		for _, d := range slices.Backward(unused) {
-			wanted := max(1, wanted[model(d)])
-			if !first {
-				wanted = 1
+			enough := 1
+			if sound {
+				enough = max(1, inParts[model(d)])
 			}
-			if usable[d.Name] == first && spare[model(d)] < wanted {
+			if usable[d.Name] == sound && spare[model(d)] < enough {
 				offered[d.Name] = true
 				spare[model(d)]++
 			}
 		}
 	}
 	for _, d := range inv {
-		if name := gpu.ParentName(d.Name); onDemand(d) && whole.index(name) < 0 {
+		if name := gpu.ParentName(d.Name); IsPossible(d) && whole.index(name) < 0 {
 			offered[name] = true
 		}
 	}
@@ -76,21 +76,21 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 func (inv Inventory) Only(offered map[string]bool) Inventory {
 	var all Inventory
 	for _, d := range inv {
-		if !onDemand(d) || offered[gpu.ParentName(d.Name)] {
+		if !IsPossible(d) || offered[gpu.ParentName(d.Name)] {
 			all = append(all, d)
 		}
 	}
 	return all
 }
 
-// onDemand reports whether the device is a partition that the driver makes when a claim gets it.
-func onDemand(d gpu.Device) bool { return d.Partition != nil && !d.Partition.Static }
+// IsPossible reports whether the device is a partition that the driver makes when a claim gets it.
+func IsPossible(d gpu.Device) bool { return d.Partition != nil && !d.Partition.Static }
 
 // partitionable returns the names of the GPUs of which a claim can get a possible partition now.
 func (inv Inventory) partitionable() map[string]bool {
 	all := map[string]bool{}
 	for _, d := range inv {
-		if onDemand(d) && !prevented(d) {
+		if IsPossible(d) && !prevented(d) {
 			all[gpu.ParentName(d.Name)] = true
 		}
 	}

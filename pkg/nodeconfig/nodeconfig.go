@@ -135,8 +135,8 @@ func (e entry) unpartitionable(devices []gpu.Device) []string {
 			"no GPU of this node that it is for can be partitioned")}
 	}
 	var out []string
+	makes := e.use.Partitions == gpu.PartitionsDynamic || e.use.Partitions == gpu.PartitionsOnDemand
 	for _, d := range devices {
-		makes := e.use.Partitions == gpu.PartitionsDynamic || e.use.Partitions == gpu.PartitionsOnDemand
 		if makes && d.MIG.Capable && !d.MIG.Enabled && !d.MIG.Switchable {
 			out = append(out, at(e.partitions.line, e.partitions.path,
 				"%s has MIG mode off, and only a reset can change that: nvidia-smi -i %s -mig 1", d.Name, d.UUID))

@@ -9,7 +9,8 @@
 // fields. A discovery (discovery.go) runs in a goroutine of its own, because a GPU may hang: Node.discover reads the
 // Machine, the records of claims before and after that, and the node configuration (nodeconfig.go), and assigns the
 // modes (modes.go). Its result, found, is an event too. state.take then derives the devices, package gpuhealth adds
-// taints, and Publisher.Set publishes them. Other goroutines read a snapshot: Devices, Inventory, ServeHealth.
+// taints, state.offer decides of which GPUs possible partitions are published (offer.go), and Publisher.Set publishes
+// them. Other goroutines read a snapshot: Devices, which has all possible partitions, Inventory, ServeHealth.
 //
 // What must hold:
 //   - Only the loop changes the state, and a snapshot never changes. Discoveries and closing NVML, which may wait for a
@@ -19,6 +20,7 @@
 //   - A lost GPU that a claim holds is kept. If a record cannot be read, every known GPU counts as held (records.go).
 //   - The mode of a GPU stays while claims hold it (TestModeChangeWaitsForClaims). While the node configuration is not
 //     known, a GPU keeps its known mode, or is left out (TestNodeConfigurationNeverInForce).
+//   - Possible partitions of a free GPU are not withdrawn: a claim may be on its way to one (TestNoGPUIsGivenTwice).
 //   - The last inventory stays valid while discovery fails; after two failures in a row new claims are kept away
 //     (TestUnread).
 //   - Of its sibling packages, it may import only dirwatch, gpuhealth, publish and report.

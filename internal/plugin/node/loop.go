@@ -32,9 +32,6 @@ const (
 	// resumePeriod is the minimum time between repairs of changed GPU settings, so that a repair that fails is not
 	// retried at every discovery.
 	resumePeriod = time.Minute
-	// withdrawAfter is how long claims must hold a GPU as a whole before its possible partitions are withdrawn, so that
-	// short pods on it do not change the slices.
-	withdrawAfter = time.Minute
 )
 
 // The events of the loop. Others are gpu.Event, of a GPU; publish.Lacking, what the API server lacks from now on; and
@@ -286,63 +283,6 @@ func withTaints(devices inventory.Inventory, taints [][]gpu.Taint) inventory.Inv
 		devices[i].Taints = taints[i]
 	}
 	return devices
-}
-
-// offer decides of which GPUs the possible partitions are published.
-func (s *state) offer(now time.Time, a *actions) {
-	r, since := s.basis.records, map[string]time.Time{}
-	for _, d := range s.basis.gpus {
-		if r.use(d.Name) == inventory.UsedWhole && r.incomplete == nil {
-			since[d.Name] = cmp.Or(s.since[d.Name], now)
-		}
-	}
-	s.since = since
-	before := func(name string) bool {
-		held, ok := since[name]
-		return s.offered[name] && (s.freed || !ok || now.Sub(held) < withdrawAfter)
-	}
-	offered := withTaints(*s.devices, s.health.Taints(*s.devices)).Offer(r.use, before)
-	if maps.Equal(offered, s.offered) {
-		return
-	}
-	s.offered, s.tainted = offered, nil
-	s.remember()
-	a.Save = &s.known
-}
-
-// offeredBefore returns the GPUs of which possible partitions were published, as remember has noted.
-func offeredBefore(known inventory.Inventory) map[string]bool {
-	offered := map[string]bool{}
-	for _, d := range known {
-		if d.Partition != nil && !d.Partition.Static {
-			offered[gpu.ParentName(d.Name)] = true
-		}
-	}
-	return offered
-}
-
-// remember notes what is known of the devices when they are lost, and of which GPUs the possible partitions were
-// published.
-func (s *state) remember() {
-	s.known = append(withoutOwnPartitions(s.basis.gpus, s.basis.records.own),
-		partitionsOf(s.devices.Only(s.offered))...)
-}
-
-// spare reports whether the possible partitions of the GPU are published, and no claim had any of it at the last
-// discovery.
-func (s *state) spare(name string) bool {
-	return s.offered[name] && s.basis.records.use(name) == inventory.Unused
-}
-
-// lacksSpare reports whether there is a model of which the possible partitions of no spare GPU are published.
-func (s *state) lacksSpare() bool {
-	spare := map[string]bool{}
-	for _, d := range s.basis.gpus {
-		if d.Use.OnDemand && d.Use.Partitions == gpu.PartitionsDynamic {
-			spare[d.Product.Name] = spare[d.Product.Name] || s.spare(d.Name)
-		}
-	}
-	return slices.Contains(slices.Collect(maps.Values(spare)), false)
 }
 
 // discovered takes the result of a discovery, and returns the time until the next one. The last inventory stays valid

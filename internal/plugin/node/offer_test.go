@@ -25,7 +25,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
-// offered names the GPUs of which possible partitions are published, and whether each is published whole.
+// offered says how many GPUs are published as a whole, and of which possible partitions are.
 func (l *testNode) offered() string {
 	var all []string
 	whole := 0

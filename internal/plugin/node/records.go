@@ -107,20 +107,14 @@ func (r records) partitioned(device string) (how gpu.Partitions, ok bool) {
 
 // use returns how claims have the GPU. While some records cannot be read, it counts as held.
 func (r records) use(device string) inventory.Use {
-	use := inventory.Unused
-	if r.incomplete != nil {
-		use = inventory.UsedWhole
+	how, parted := r.partitioned(device)
+	switch {
+	case parted && how == gpu.PartitionsDynamic:
+		return inventory.UsedInParts
+	case r.any(func(a sharing.Assignment) bool { return !a.AdminAccess && gpu.ParentName(a.Device) == device }):
+		return inventory.UsedWhole
 	}
-	for _, a := range r.assignments {
-		if a.AdminAccess || gpu.ParentName(a.Device) != device {
-			continue
-		}
-		if a.MakesPartition() {
-			return inventory.UsedInParts
-		}
-		use = inventory.UsedWhole
-	}
-	return use
+	return inventory.Unused
 }
 
 // removedPartition is a partition of a prepared claim that no longer exists.
