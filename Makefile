@@ -25,7 +25,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters nightly test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +54,16 @@ beside:
 
 clusters:
 	@$(MAKE) test-e2e
-	@$(MAKE) test-oldest
 
-# Vet is part of lint, and the packages of test-race are tested once. The release is built with the installed Go, because
-# most of it is compiled already.
+# What make test leaves out because it mostly compiles other programs, or for other machines: an older Kubernetes, a
+# release for two processors and two systems, Karpenter, Kueue. On an empty cache of Go these take longer than the rest.
+nightly: ## the tests that make test leaves out: an older Kubernetes, a release, Karpenter, Kueue (needs root, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
+	@$(MAKE) test-oldest
+	@$(MAKE) test-dist
+	@$(MAKE) test-karpenter
+	@$(MAKE) test-kueue
+
+# Vet is part of lint, and the packages of test-race are tested once.
 compute:
 	@$(MAKE) lint
 	@$(MAKE) test-rest
@@ -65,8 +71,6 @@ compute:
 	@$(MAKE) test-nvidia
 	@$(MAKE) test-scale
 	@GO="$(GO)" ./hack/vfio-test.sh if-possible
-	@if command -v aarch64-linux-gnu-gcc >/dev/null; then $(MAKE) test-dist DIST=1 RELEASE_GO=local; else \
-		echo "SKIPPED: a release from clean clones, because aarch64-linux-gnu-gcc is missing" >&2; fi
 
 # The packages with tests for the race detector.
 RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./pkg/gpu/passthrough ./test/fleet

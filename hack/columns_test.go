@@ -53,6 +53,22 @@ func TestColumns(t *testing.T) {
 	}
 }
 
+// TestSizes: nothing large is committed, such as a program that somebody has compiled here.
+func TestSizes(t *testing.T) {
+	const most = 256 << 10
+	list := exec.CommandContext(t.Context(), "git", "ls-files", "-z")
+	list.Dir = ".."
+	files, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(files), "\x00"), "\x00") {
+		if file, err := os.Lstat(filepath.Join("..", name)); err == nil && file.Size() > most {
+			t.Errorf("%s has %d KiB, want at most %d: is it made from sources?", name, file.Size()>>10, most>>10)
+		}
+	}
+}
+
 func TestLongLines(t *testing.T) {
 	long := strings.Repeat("long ", 24)
 	for _, row := range []struct {

@@ -113,14 +113,22 @@ func TestEachPackageOnce(t *testing.T) {
 	}
 }
 
-// TestEveryTarget: make test is what CI runs, so all of these are part of it.
+// TestEveryTarget: make test is what CI runs, so all of these are part of it, and the rest is part of make nightly.
 func TestEveryTarget(t *testing.T) {
-	commands := dryRun(t, []string{"test", "TOOLS=/tools"})
+	commands, nightly := dryRun(t, []string{"test", "TOOLS=/tools"}), dryRun(t, []string{"nightly", "TOOLS=/tools"})
+	for target, want := range map[string]string{
+		"oldest": "_output/bin/dev oldest", "a release": "-run '^TestDist$'", "Karpenter": "go test -C test/karpenter",
+		"Kueue": "go test -C test/kueue",
+	} {
+		if got := strings.Count(nightly, want); got != 1 || strings.Contains(commands, want) {
+			t.Errorf("%s: %q is there %d times, want once, and not in make test", target, want, got)
+		}
+	}
 	for target, want := range map[string]string{
 		"lint": "./hack/golangci-lint/run.sh", "vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
 		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
 		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...",
-		"cluster": "go test -C test/cluster", "e2e": "_output/bin/dev e2e", "oldest": "_output/bin/dev oldest",
+		"cluster": "go test -C test/cluster", "e2e": "_output/bin/dev e2e",
 		"what computes": "make compute", "survive": "_output/bin/dev survive", "scale": "SCALE_SMALL=1 ",
 	} {
 		if got := strings.Count(commands, want); got != 1 {
