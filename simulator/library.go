@@ -45,13 +45,14 @@ func newLibrary(n *node.Node, root string) *library {
 }
 
 // Init returns SUCCESS if the node exists and its driver is loaded. Until as many calls of Shutdown, this process has
-// NVML open: resets are refused.
+// NVML open: resets are refused. Unlike the real library, a process can load another one: that on disk.
 func (l *library) Init() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.uses == 0 {
 		l.release = l.node.Use()
 	}
+	l.node.Reopen()
 	_, ret := l.read()
 	if ret == nvml.SUCCESS {
 		l.uses++

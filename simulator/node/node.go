@@ -227,6 +227,17 @@ func (n *Node) keepOpen() {
 	n.file = f
 }
 
+// Reopen makes the next view one of the library that has the name now. After another driver root was mounted over the
+// one before, the library of before does not change any more, and still has its name there.
+func (n *Node) Reopen() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.file != nil {
+		_ = n.file.Close()
+		n.file = nil
+	}
+}
+
 // locate loads the state from its last path, or searches for it if it is gone: after a driver update the library has
 // another name.
 func (n *Node) locate() (s slot, id identity, err error) {

@@ -297,3 +297,31 @@ func must(t *testing.T, err error) {
 		t.Fatal(fmt.Errorf("unexpected: %w", err))
 	}
 }
+
+// TestReplacedRoot: another driver root is mounted over the one before. A process that opens it again sees that driver,
+// although the library of before is still there, elsewhere.
+func TestReplacedRoot(t *testing.T) {
+	dir := tmpfs.Dir(t)
+	n := open(t, dir, profile(t, "t4-x2"))
+	root := node.DriverRoot(dir)
+	must(t, os.CopyFS(dir+"/other", os.DirFS(root)))
+	if got := version(t, n); got != "580.95.05" {
+		t.Fatalf("got driver %s", got)
+	}
+	must(t, os.Rename(root, dir+"/before"))
+	must(t, os.Rename(dir+"/other", root))
+	other, err := node.Attach(dir)
+	must(t, err)
+	must(t, other.ReloadDriver("575.57.08", nil))
+	n.Reopen()
+	if got := version(t, n); got != "575.57.08" {
+		t.Errorf("got driver %s, want that of the root which is there now", got)
+	}
+}
+
+func version(t *testing.T, n *node.Node) string {
+	t.Helper()
+	v, err := n.View()
+	must(t, err)
+	return v.Profile.Driver()
+}
