@@ -104,6 +104,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
 	f.StringVar(&o.Placement, "placement", "pack", "how nodes are scored for a scheduler that asks: pack or spread; "+
 		"empty: not at all")
+	f.StringVar(&o.PartitionRequests, "partition-requests", "", "ConfigMap in --namespace in which nodes are named "+
+		"whose possible partitions pods wait for, so that the plugins there publish them; empty: none")
 	f.StringVar(&o.RetryClass, "retry-class", "", "device class that nobody uses: by its updates the scheduler tries "+
 		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+

@@ -148,13 +148,16 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-func TestIdleFlags(t *testing.T) {
+func TestWrongFlags(t *testing.T) {
 	for _, row := range []struct{ args, err string }{
 		{"", ""},
 		{"--idle-after=30m --metrics-container-usage", ""},
 		{"--idle-after=1s --metrics-container-usage", "--idle-after 1s: must be 0 or at least 5s, such as 30m"},
 		{"--idle-after=30m", "--idle-after 30m0s: needs --metrics-container-usage"},
 		{"--idle-below=0", "--idle-below 0: must be from 1 to 100"},
+		{"--partition-requests=ns/name", ""},
+		{"--partition-requests=name", "--partition-requests name: must be the namespace and the name of a ConfigMap, " +
+			"such as gpu-dra-driver/partition-requests"},
 	} {
 		var o options
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)

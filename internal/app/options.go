@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -33,6 +34,8 @@ type options struct {
 	gpuTimeout   time.Duration
 	daemonMemory resource.QuantityValue
 	nodeConfigs  string
+
+	partitionRequests string // namespace/name
 
 	metricsContainerUsage  bool
 	virtualMachines        bool
@@ -85,6 +88,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 		"of the node have one")
 	f.StringVar(&o.nodeConfigs, "node-config-dir", "", "directory of node configurations, which say how GPUs may be "+
 		"shared: one file for each, of which a label of the node names one; empty: none")
+	f.StringVar(&o.partitionRequests, "partition-requests", "", "ConfigMap, as namespace/name, in which the "+
+		"controller names nodes whose partitions pods wait for; set: possible partitions are published on demand, "+
+		"unless the node configuration says otherwise")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to "+
 		"--hooks-dir, from where the host runs it")
@@ -132,6 +138,11 @@ func (o *options) complete() error {
 	}
 	if o.idleAfter != 0 && !o.metricsContainerUsage {
 		return fmt.Errorf("--idle-after %s: needs --metrics-container-usage", o.idleAfter)
+	}
+	if namespace, name, ok := strings.Cut(o.partitionRequests, "/"); o.partitionRequests != "" &&
+		(!ok || namespace == "" || name == "") {
+		return fmt.Errorf("--partition-requests %s: must be the namespace and the name of a ConfigMap, such as "+
+			"gpu-dra-driver/partition-requests", o.partitionRequests)
 	}
 	if o.idleBelow < 1 || o.idleBelow > 100 {
 		return fmt.Errorf("--idle-below %d: must be from 1 to 100", o.idleBelow)

@@ -75,6 +75,8 @@ func run(ctx context.Context, o options, p Platform) error {
 	gpus := nvml.New(machine.MachineConfig)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
+	var requests types.NamespacedName
+	requests.Namespace, requests.Name, _ = strings.Cut(o.partitionRequests, "/")
 	node := plugin.Plugin{
 		Sockets: kubelet.Sockets{
 			DriverName:  o.driverName,
@@ -103,15 +105,16 @@ func run(ctx context.Context, o options, p Platform) error {
 		},
 		Observers: machine.Observers,
 
-		Machine:         restarting{gpus, end},
-		ContainerUsage:  o.metricsContainerUsage,
-		VirtualMachines: o.virtualMachines,
-		WithoutMonitor:  !o.monitorDevice,
-		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
-		GPUManagerNames: o.metricsGPUManagerNames,
-		Proc:            "/proc",
-		IdleAfter:       o.idleAfter,
-		IdleBelow:       o.idleBelow,
+		Machine:           restarting{gpus, end},
+		ContainerUsage:    o.metricsContainerUsage,
+		VirtualMachines:   o.virtualMachines,
+		WithoutMonitor:    !o.monitorDevice,
+		PartitionRequests: requests,
+		RuntimeProblems:   func(version string) []string { return runtimeProblems(version, o.cdiDir) },
+		GPUManagerNames:   o.metricsGPUManagerNames,
+		Proc:              "/proc",
+		IdleAfter:         o.idleAfter,
+		IdleBelow:         o.idleBelow,
 	}
 	if machine.SharedMemory != "" {
 		node.Preparer.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)

@@ -100,7 +100,7 @@ var allowed = map[string][]string{
 		"internal/remote/serve"},
 
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
-	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
+	"internal/nodetemplate": {"internal/cluster/offer", "pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only evict, read and waiting have a
 	// client.
 	"internal/cluster":           {"internal/remote", "pkg/gpu"},
@@ -157,11 +157,13 @@ var allowed = map[string][]string{
 	"internal/controller/retry": {"internal/cluster", "internal/cluster/waiting", "internal/cluster/fit",
 		"internal/controller/feature",
 		"internal/controller/metrics"},
+	"internal/controller/ondemand": {"internal/cluster", "internal/cluster/fit", "internal/cluster/waiting",
+		"internal/controller/feature", "pkg/gpu", "pkg/inventory"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/caller",
 		"internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/idle", "internal/controller/metrics",
-		"internal/controller/network",
+		"internal/controller/network", "internal/controller/ondemand",
 		"internal/controller/preempt", "internal/controller/quota", "internal/controller/retry",
 		"internal/controller/strongest", "internal/cluster", "internal/cluster/waiting"},
 	"cmd/dra-controller": {"convert", "internal/apiserver", "internal/controller", "internal/controller/feature",
@@ -222,7 +224,8 @@ var onlyIn = map[string][]string{
 		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",
 		"internal/plugin/usage", "internal/controller", "internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
-		"internal/controller/feature", "internal/controller/network", "internal/controller/preempt",
+		"internal/controller/feature", "internal/controller/network", "internal/controller/ondemand",
+		"internal/controller/preempt",
 		"internal/controller/quota", "internal/controller/retry",
 		"internal/cluster/evict", "internal/cluster/read", "internal/cluster/waiting", "internal/controller/idle",
 		"internal/remote/node",

@@ -51,6 +51,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/network"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/ondemand"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/quota"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
@@ -74,6 +75,9 @@ type Options struct {
 	Placement string
 	// RetryClass is the class by whose updates the controller makes the scheduler try waiting pods again. Empty: never.
 	RetryClass string
+	// PartitionRequests is the ConfigMap in Namespace in which the controller names nodes whose partitions pods wait
+	// for. Empty: none.
+	PartitionRequests string
 	// Preempt evicts pods of lower priority for pods that wait for devices.
 	Preempt bool
 	// PreemptSchedulers are the schedulers for whose pods that is.
@@ -187,6 +191,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	}
 	if o.RetryClass != "" {
 		err = errors.Join(err, retry.Add(c, o.RetryClass))
+	}
+	if o.PartitionRequests != "" {
+		err = errors.Join(err, ondemand.Add(c, types.NamespacedName{Namespace: o.Namespace, Name: o.PartitionRequests}))
 	}
 	if o.Preempt {
 		err = errors.Join(err, preempt.Add(c, o.PreemptSchedulers))

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -58,8 +59,9 @@ type Lister interface {
 // namesInError is how many slices are read for the names in an error.
 const namesInError = 100
 
-// FromNode returns the template of nodes like the named one, from its slices in the API server. The error names the
-// nodes that have slices, or the permission that is missing.
+// FromNode returns the template of nodes like the named one, from its slices in the API server. It has all possible
+// partitions of a model of which the node publishes some (package offer). The error names the nodes that have slices,
+// or the permission that is missing.
 func FromNode(ctx context.Context, in Lister, name string, as Target) (Template, error) {
 	found, err := list(ctx, in, metav1.ListOptions{FieldSelector: inventory.SelectSlices(as.Driver, name)})
 	if err != nil {
@@ -68,7 +70,15 @@ func FromNode(ctx context.Context, in Lister, name string, as Target) (Template,
 	if len(found.Items) == 0 {
 		return Template{}, noSlices(ctx, in, name, as.Driver)
 	}
-	return sanitize(found.Items, name, as)
+	var published []*resourceapi.ResourceSlice
+	for i := range found.Items {
+		published = append(published, &found.Items[i])
+	}
+	var all []resourceapi.ResourceSlice
+	for _, s := range offer.All(published, nil) {
+		all = append(all, *s)
+	}
+	return sanitize(all, name, as)
 }
 
 // FromProfile returns the template of nodes like the machine of the profile, on a server with all features of slices.

@@ -291,3 +291,24 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("got %v, want %s…", err, want)
 	}
 }
+
+// TestFromNodeOnDemand: a node publishes possible partitions of one GPU, and a new node has those of all to offer.
+func TestFromNodeOnDemand(t *testing.T) {
+	client := newServer()
+	publish(t, client, "dgx-h100", head+"gpus: [{partitions: onDemand}]")
+	template, err := fromNode(t, client, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(of []*resourceapi.ResourceSlice) string {
+		var all []string
+		for _, d := range devicesOf(of) {
+			all = append(all, d.Name)
+		}
+		slices.Sort(all)
+		return strings.Join(all, "\n")
+	}
+	if got, want := names(template.Slices), names(fromProfile(t, "dgx-h100", "").Slices); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}

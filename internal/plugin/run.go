@@ -63,8 +63,10 @@ type Plugin struct {
 	ContainerUsage bool
 	// VirtualMachines: see node.Options.
 	VirtualMachines bool
-	WithoutMonitor  bool   // see publish.PublisherConfig
-	Proc            string // see usage.CollectorConfig
+	WithoutMonitor  bool // see publish.PublisherConfig
+	// PartitionRequests: see node.Options.
+	PartitionRequests types.NamespacedName
+	Proc              string // see usage.CollectorConfig
 	// GPUManagerNames: see usage.CollectorConfig.
 	GPUManagerNames bool
 	// IdleAfter: see idle.Options; 0: claims are not marked. It needs ContainerUsage.
@@ -117,7 +119,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	resumes := make(chan struct{}, 1)
 	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
-		VirtualMachines: p.VirtualMachines, WithoutMonitor: p.WithoutMonitor,
+		VirtualMachines: p.VirtualMachines, WithoutMonitor: p.WithoutMonitor, PartitionRequests: p.PartitionRequests,
 		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
 		Reporter: reporter, HotPlug: hotPlug, Resume: resumes})
 	containerUsage := p.usage(gpus)

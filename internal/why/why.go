@@ -423,9 +423,9 @@ func (q *question) noteLater(r *Answer) {
 	if found, err := now.Place(q.Workload, now.Groups); found != nil || err != nil {
 		return
 	}
-	r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet: its node publishes possible partitions "+
-		"of one more GPU when those before it are used (partitions: onDemand). If this GPU is needed, or "+
-		"partitions of several unused GPUs at once, the pod waits until then; with partitions: dynamic it does not",
+	r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet, because possible partitions are "+
+		"published on demand. The controller asks for more of them every three seconds. Without the controller the "+
+		"pod waits until the GPUs before this one are used; with partitions: dynamic it does not",
 		r.Places[0].Devices[0].Device))
 }
 

@@ -15,7 +15,8 @@ type SharingMode struct {
 	Replicas int // how many claims may hold the GPU at once, for Replicated
 	// Partitions says which partitions claims can get, besides the whole GPU.
 	Partitions Partitions `json:",omitempty"`
-	// OnDemand publishes possible partitions of the GPU only as they are needed, for PartitionsDynamic.
+	// OnDemand publishes possible partitions of the GPU only as they are needed, for PartitionsDynamic. What an
+	// administrator has chosen may have it for PartitionsAuto.
 	OnDemand bool `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation

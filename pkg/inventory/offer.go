@@ -22,6 +22,13 @@ const (
 	UsedInParts
 )
 
+// These are the keys of the ConfigMap in which the controller names nodes, separated by spaces, and the time of the
+// request: the plugin there publishes all possible partitions of its unused GPUs, because a pod waits for some.
+const (
+	RequestedNodes = "nodes"
+	RequestedAt    = "requested"
+)
+
 // Offer returns the names of the GPUs whose possible partitions are published. The scheduler's cost grows with the
 // devices that are published, and one GPU has up to 25 possible partitions. So these are the GPUs that are used in
 // parts, those of before, and of each model as many unused ones as GPUs are used in parts, at least one. The last of

@@ -99,8 +99,8 @@ func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) I
 func Mode(d gpu.Device, configured gpu.SharingMode, before gpu.Partitions,
 	own func(gpu.Placement) bool) gpu.SharingMode {
 	use := configured.EnforceableOn(d)
-	onDemand := use.Partitions == gpu.PartitionsOnDemand
-	if onDemand {
+	onDemand := use.Partitions == gpu.PartitionsOnDemand || use.Partitions == gpu.PartitionsAuto && use.OnDemand
+	if use.Partitions == gpu.PartitionsOnDemand {
 		use.Partitions = gpu.PartitionsDynamic
 	}
 	use.Partitions = Partitioning(d, use.Partitions, before, own)

@@ -11,44 +11,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
-// maxClaims is how many claims a pod may have that is retried: users choose how many.
-const maxClaims = 100
-
 // shape is what pods lack of the driver's devices. Pods with equal claims have the same one.
 type shape struct {
 	text  string
 	specs []resourceapi.ResourceClaimSpec
-}
-
-// lacks returns the claims of the pod that have no devices. ok is false if one is not there: that is why it waits.
-func (r *Retrier) lacks(pod *corev1.Pod) (all []*resourceapi.ResourceClaim, ok bool) {
-	if len(pod.Spec.ResourceClaims) > maxClaims {
-		return nil, false
-	}
-	for i := range pod.Spec.ResourceClaims {
-		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
-		if err != nil {
-			return nil, false
-		}
-		if name == nil {
-			continue
-		}
-		claim, _, known := r.view.Pending(types.NamespacedName{Namespace: pod.Namespace, Name: *name})
-		if !known {
-			return nil, false
-		}
-		if claim != nil && !slices.Contains(all, claim) {
-			all = append(all, claim)
-		}
-	}
-	return all, true
 }
 
 // shapeOf returns the shape of a pod that lacks these claims; nil: it lacks nothing.

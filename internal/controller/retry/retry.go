@@ -111,7 +111,7 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 		if w == nil {
 			continue
 		}
-		claims, ok := r.lacks(pod)
+		claims, ok := r.Lacks(pod)
 		switch {
 		case !ok:
 			w.shape = nil

@@ -195,7 +195,7 @@ func TestWhichPodsAreRetried(t *testing.T) {
 			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, p.Spec.ResourceClaims[0], p.Spec.ResourceClaims[0])
 		}, true},
 		{"more claims than a pod needs", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
-			for range maxClaims {
+			for range 100 {
 				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, p.Spec.ResourceClaims[0])
 			}
 		}, false},

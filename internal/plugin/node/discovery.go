@@ -75,6 +75,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 			func(d0 gpu.Device) gpu.SharingMode {
 				use := f.config.For(d0)
 				use.NoPassthrough = use.NoPassthrough || !n.VirtualMachines
+				use.OnDemand = n.PartitionRequests.Name != ""
 				return d.lacking.Limit(d0, use)
 			})
 	} else if f.gpus, f.unknown = withKnownModes(all, gpus); f.unknown != nil && len(f.gpus) == 0 {

@@ -45,6 +45,7 @@ type (
 	requested   struct{} // people have asked for something
 	prepared    []string // a claim has these devices from now on
 	released    struct{} // a claim has ended
+	wanted      struct{} // a pod waits for possible partitions of unused GPUs of this node
 	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
 	modeNotSet  outcome  // the MIG mode of a GPU could not be changed for a claim
 	gpuBound    outcome  // a GPU was bound to vfio-pci for a claim, or could not be
@@ -186,6 +187,11 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	case released:
 		s.freed = true
 		s.asked = s.asked || s.lacksSpare()
+	case wanted:
+		if s.devices != nil { // otherwise the controller asks again
+			s.offer(at.Now, true, &a)
+			s.publish(&a)
+		}
 	case gpu.Event:
 		s.health.Occurred(ctx, e)
 	case paused:
@@ -295,7 +301,7 @@ func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a
 	if e.err == nil {
 		s.failed = 0
 		s.take(ctx, at, e, a)
-		s.offer(at.Now, a)
+		s.offer(at.Now, false, a)
 		s.publish(a)
 		return discoveryPeriod
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
@@ -71,6 +72,10 @@ type Options struct {
 	// VirtualMachines offers GPUs to virtual machines, unless the node configuration says otherwise.
 	VirtualMachines bool
 	WithoutMonitor  bool // see publish.PublisherConfig
+	// PartitionRequests is the ConfigMap in which the controller names nodes that pods wait for partitions of: see
+	// inventory.RequestedNodes. With it possible partitions are published on demand, unless the node configuration says
+	// otherwise. Empty: nobody asks.
+	PartitionRequests types.NamespacedName
 	// Alone reports whether no other instance of the plugin serves the kubelet.
 	Alone     func() bool
 	Gates     *publish.Gates // of the API server, which limit what it can describe
@@ -260,6 +265,9 @@ func (n *Node) turn(ctx context.Context, event any) *discovery {
 		n.requests = dirwatch.New(ctx, health.IsRequest)
 		n.requests.Keep(n.Dir) // before requests are read, so that none is missed
 		go n.Machine.Watch(ctx, func(e gpu.Event) { n.send(e) })
+		if n.PartitionRequests.Name != "" {
+			go n.followRequests(ctx, func() { n.send(wanted{}) })
+		}
 	}
 	a := n.state.step(ctx, at, event)
 	n.do(ctx, a)

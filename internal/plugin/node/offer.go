@@ -16,8 +16,8 @@ import (
 // short pods on it do not change the slices.
 const withdrawAfter = time.Minute
 
-// offer decides of which GPUs the possible partitions are published.
-func (s *state) offer(now time.Time, a *actions) {
+// offer decides of which GPUs the possible partitions are published. all: a pod waits for those of unused ones.
+func (s *state) offer(now time.Time, all bool, a *actions) {
 	r, since := s.basis.records, map[string]time.Time{}
 	for _, d := range s.basis.gpus {
 		if r.use(d.Name) == inventory.UsedWhole && r.incomplete == nil {
@@ -27,7 +27,7 @@ func (s *state) offer(now time.Time, a *actions) {
 	s.since = since
 	before := func(name string) bool {
 		held, ok := since[name]
-		return s.offered[name] && (s.freed || !ok || now.Sub(held) < withdrawAfter)
+		return all && !ok || s.offered[name] && (s.freed || !ok || now.Sub(held) < withdrawAfter)
 	}
 	offered := withTaints(*s.devices, s.health.Taints(*s.devices)).Offer(r.use, before)
 	if maps.Equal(offered, s.offered) {

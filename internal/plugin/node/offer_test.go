@@ -108,6 +108,46 @@ func TestPartitionsOnDemand(t *testing.T) {
 	want("without a configuration again", "4 whole; gpu-0 gpu-1 gpu-2 gpu-3")
 }
 
+// TestWanted: when a pod waits for partitions of this node, those of all unused GPUs are published, and stay. That is
+// the default where somebody asks.
+func TestWanted(t *testing.T) {
+	l := newTestNode(t)
+	for i := range l.devices {
+		l.devices[i].MIG = gpu.MIG{Capable: true, Switchable: true,
+			Profiles: []gpu.Profile{{Name: "1g.10gb", Size: 1, Slices: 1, Starts: []int{0}}}}
+	}
+	l.turn(l.Context(), wanted{}) // nothing is known of the GPUs yet
+	l.PartitionRequests.Name = "requests"
+	l.restart(l.Options)
+	want := func(when, want string) {
+		t.Helper()
+		if got := l.offered(); got != want {
+			t.Errorf("%s: got %s, want %s", when, got, want)
+		}
+	}
+	look := func(when, offered string) {
+		t.Helper()
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		want(when, offered)
+	}
+	look("at first", "2 whole; gpu-1")
+	l.turn(l.Context(), wanted{})
+	want("at once, without a discovery", "2 whole; gpu-0 gpu-1")
+	look("after a discovery", "2 whole; gpu-0 gpu-1")
+	l.restart(l.Options)
+	look("after a restart", "2 whole; gpu-0 gpu-1")
+	l.hold("whole", "gpu-0")
+	look("held for a moment", "2 whole; gpu-0 gpu-1")
+	l.state.since["gpu-0"] = l.state.since["gpu-0"].Add(-withdrawAfter)
+	look("held for a minute", "2 whole; gpu-1")
+	l.turn(l.Context(), wanted{})
+	want("a GPU that is held as a whole has none to give", "2 whole; gpu-1")
+	l.write("default", configHead+"gpus: [{partitions: dynamic}]")
+	look("all by the node configuration", "2 whole; gpu-0 gpu-1")
+}
+
 // What claims change is looked at at once where it may change what is published, and not otherwise.
 func TestClaimsAskForADiscovery(t *testing.T) {
 	l := newTestNode(t)
@@ -177,7 +217,7 @@ func TestNoGPUIsGivenTwice(t *testing.T) {
 		s.basis = basis{gpus: all, known: s.known, records: newRecords("now", records, records, nil)}
 		var a actions
 		s.derive()
-		s.offer(now, &a)
+		s.offer(now, false, &a)
 		s.publish(&a)
 		counts[fmt.Sprint(len(s.offered), " GPUs with partitions published")]++
 	}

@@ -256,6 +256,16 @@ once yet: the first that does is the end of this range. */}}
 {{- if and .Values.controller.enabled .Values.controller.retry.enabled .Values.deviceClasses.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
+{{/* Whether possible partitions are published on demand. Partitions need Kubernetes 1.36. Values of older charts do not say. */}}
+{{- define "gpu-dra-driver.onDemand" -}}
+{{- if and .Values.controller.enabled (dig "onDemand" "enabled" false .Values.controller) .Values.rbac.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}
+
+{{/* The ConfigMap in which the controller names nodes whose partitions pods wait for. */}}
+{{- define "gpu-dra-driver.partitionRequests" -}}
+{{- printf "%s-partition-requests" (include "gpu-dra-driver.fullname" .) }}
+{{- end }}
+
 {{/* Whether devices are kept for a pod that preempts others: before Kubernetes 1.37, DeviceTaintRules are not in v1. */}}
 {{- define "gpu-dra-driver.keepsDevices" -}}
 {{- if and .Values.controller.preemption.enabled (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
