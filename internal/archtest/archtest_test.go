@@ -125,7 +125,7 @@ var allowed = map[string][]string{
 	"internal/controller/metrics":     {"internal/cluster", "internal/guard"},
 	"internal/controller/strongest":   {"internal/controller/feature", "internal/cluster", "pkg/gpu"},
 	// What the features share.
-	"internal/controller/feature": {"internal/controller/metrics", "internal/cluster",
+	"internal/controller/feature": {"internal/controller/metrics", "internal/cluster", "internal/cluster/fit",
 		"internal/cluster/waiting", "internal/event",
 		"internal/guard"},
 	// Admission runs the node's validation with simulated devices.

@@ -59,9 +59,8 @@ type Lister interface {
 // namesInError is how many slices are read for the names in an error.
 const namesInError = 100
 
-// FromNode returns the template of nodes like the named one, from its slices in the API server. It has all possible
-// partitions of a model of which the node publishes some (package offer). The error names the nodes that have slices,
-// or the permission that is missing.
+// FromNode returns the template of nodes like the named one, from its slices in the API server. The error names the
+// nodes that have slices, or the permission that is missing.
 func FromNode(ctx context.Context, in Lister, name string, as Target) (Template, error) {
 	found, err := list(ctx, in, metav1.ListOptions{FieldSelector: inventory.SelectSlices(as.Driver, name)})
 	if err != nil {
@@ -74,11 +73,7 @@ func FromNode(ctx context.Context, in Lister, name string, as Target) (Template,
 	for i := range found.Items {
 		published = append(published, &found.Items[i])
 	}
-	var all []resourceapi.ResourceSlice
-	for _, s := range offer.All(published, nil) {
-		all = append(all, *s)
-	}
-	return sanitize(all, name, as)
+	return sanitize(published, name, as)
 }
 
 // FromProfile returns the template of nodes like the machine of the profile, on a server with all features of slices.
@@ -88,11 +83,8 @@ func FromProfile(profile string, config nodeconfig.Config, as Target) (Template,
 	if err != nil {
 		return Template{}, err
 	}
-	var all []resourceapi.ResourceSlice
-	for _, s := range inventory.Slices(as.Driver, as.Name, inventory.Unclaimed(gpus, config.For).Pools(as.Name)) {
-		all = append(all, *s)
-	}
-	t, err := sanitize(all, as.Name, as)
+	published := inventory.Slices(as.Driver, as.Name, inventory.Unclaimed(gpus, config.For).Pools(as.Name))
+	t, err := sanitize(published, as.Name, as)
 	t.Warnings = slices.Concat(config.Warnings, config.Unmatched(gpus))
 	return t, err
 }
@@ -125,9 +117,10 @@ func noSlices(ctx context.Context, in Lister, node, driver string) error {
 }
 
 // sanitize returns the slices of the node as those of a node with another name that has just started. It replaces UUIDs
-// with numbers, and leaves out taints.
-func sanitize(of []resourceapi.ResourceSlice, node string, as Target) (Template, error) {
-	current, err := newest(of)
+// with numbers, and leaves out taints. Of a model of which the node publishes some possible partitions, it adds the
+// others, because the node would publish them for a pod that waits.
+func sanitize(of []*resourceapi.ResourceSlice, node string, as Target) (Template, error) {
+	current, err := newest(offer.All(of, nil))
 	if err != nil {
 		return Template{}, err
 	}
@@ -154,8 +147,8 @@ func sanitize(of []resourceapi.ResourceSlice, node string, as Target) (Template,
 
 // newest returns copies of the slices of each pool's newest generation, in the order of the driver. The error names a
 // pool that lacks some of them.
-func newest(of []resourceapi.ResourceSlice) (map[string][]resourceapi.ResourceSliceSpec, error) {
-	of = slices.SortedFunc(slices.Values(of), func(a, b resourceapi.ResourceSlice) int {
+func newest(of []*resourceapi.ResourceSlice) (map[string][]resourceapi.ResourceSliceSpec, error) {
+	of = slices.SortedFunc(slices.Values(of), func(a, b *resourceapi.ResourceSlice) int {
 		return cmp.Or(cmp.Compare(b.Spec.Pool.Generation, a.Spec.Pool.Generation),
 			cmp.Compare(a.Name, b.Name)) // it begins with the number of the slice
 	})

@@ -292,10 +292,11 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestFromNodeOnDemand: a node publishes possible partitions of one GPU, and a new node has those of all to offer.
-func TestFromNodeOnDemand(t *testing.T) {
+// TestOnDemand: a node publishes possible partitions of one GPU, and a new node has those of all to offer.
+func TestOnDemand(t *testing.T) {
 	client := newServer()
-	publish(t, client, "dgx-h100", head+"gpus: [{partitions: onDemand}]")
+	const config = head + "gpus: [{partitions: onDemand}]"
+	publish(t, client, "dgx-h100", config)
 	template, err := fromNode(t, client, long)
 	if err != nil {
 		t.Fatal(err)
@@ -308,7 +309,11 @@ func TestFromNodeOnDemand(t *testing.T) {
 		slices.Sort(all)
 		return strings.Join(all, "\n")
 	}
-	if got, want := names(template.Slices), names(fromProfile(t, "dgx-h100", "").Slices); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
+	want := names(fromProfile(t, "dgx-h100", "").Slices)
+	if got := names(template.Slices); got != want {
+		t.Errorf("from the node: got\n%s\nwant\n%s", got, want)
+	}
+	if got := names(fromProfile(t, "dgx-h100", config).Slices); got != want {
+		t.Errorf("from the profile: got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,7 +56,7 @@ type asker struct {
 
 // shape is what refused pods ask for: those with equal claims have the same one.
 type shape struct {
-	specs []*resourceapi.ResourceClaim
+	*feature.Shape
 	pod   string    // one of them
 	next  time.Time // no request earlier
 	tries int
@@ -140,25 +139,19 @@ func (a *asker) note(pods []*corev1.Pod, now time.Time) error {
 		if !ok {
 			continue // a claim is not there yet
 		}
-		claims = append(claims, fit.Extended(a.View, pod))
-		var specs []resourceapi.ResourceClaimSpec
-		for _, claim := range claims {
-			specs = append(specs, cluster.WithoutTokens(claim.Spec))
-		}
-		text, err := json.Marshal(specs)
+		lacks, err := a.ShapeOf(pod, claims)
 		if err != nil {
-			return fmt.Errorf("encode the claims of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			return err
 		}
-		key := string(text)
-		if known[key] != nil {
+		if lacks == nil || known[lacks.Text] != nil {
 			continue
 		}
-		if bytes += len(key); len(known) == maxShapes || bytes > maxBytes {
+		if bytes += len(lacks.Text); len(known) == maxShapes || bytes > maxBytes {
 			break
 		}
-		s := cmp.Or(a.waiting[key], &shape{next: now.Add(pause)})
-		s.specs, s.pod = claims, pod.Namespace+"/"+pod.Name
-		known[key] = s
+		s := cmp.Or(a.waiting[lacks.Text], &shape{Shape: lacks, next: now.Add(pause)})
+		s.pod = pod.Namespace + "/" + pod.Name
+		known[lacks.Text] = s
 	}
 	a.waiting = known
 	return nil
@@ -167,10 +160,7 @@ func (a *asker) note(pods []*corev1.Pod, now time.Time) error {
 // nodesFor returns the nodes, by name, that have enough for the shape and withhold possible partitions of a model that
 // may be for it.
 func (a *asker) nodesFor(ctx context.Context, s *shape, withheld map[string]map[string]bool) (found []string) {
-	var d fit.Demand
-	for _, claim := range s.specs {
-		d.Add(ctx, a.View, nil, claim)
-	}
+	d := a.Demand(ctx, s.Shape)
 	models := map[string]bool{}
 	for _, request := range d.Requests {
 		for _, of := range request {
@@ -193,7 +183,7 @@ func (a *asker) nodesFor(ctx context.Context, s *shape, withheld map[string]map[
 	slices.Sort(nodes)
 	a.View.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		a.node.Reset(devices, nil)
-		if _, fits := a.node.Estimate(&d); fits || a.node.Unsure {
+		if _, fits := a.node.Estimate(d); fits || a.node.Unsure {
 			found = append(found, nodes[i])
 		}
 	})

@@ -64,8 +64,8 @@ type Retrier struct {
 	retries prometheus.Counter
 
 	waiting map[types.UID]*candidate
-	shapes  map[string]*shape // by their text
-	node    fit.Node          // scratch
+	shapes  map[string]*feature.Shape // by their text
+	node    fit.Node                  // scratch
 
 	retried   []types.UID // pods of the last retry, none of which has left since
 	fruitless int         // retries in a row after which no pod has left
@@ -75,7 +75,7 @@ type Retrier struct {
 // candidate is a pod that the scheduler has refused.
 type candidate struct {
 	claims  []*resourceapi.ResourceClaim // that it lacks devices of
-	shape   *shape                       // of these; nil: it lacks nothing, or that is not known
+	shape   *feature.Shape               // of these; nil: it lacks nothing, or that is not known
 	since   time.Time                    // it has fitted all the time since then; zero: it does not fit
 	retries int
 	next    time.Time // no retry earlier
@@ -89,7 +89,7 @@ func Add(c *feature.Controller, class string) error {
 
 func newRetrier(c *feature.Controller, class string) *Retrier {
 	return &Retrier{Controller: c, view: c.View, client: c.Direct, class: class, retries: metrics.NewRetries(),
-		waiting: map[types.UID]*candidate{}, shapes: map[string]*shape{}}
+		waiting: map[types.UID]*candidate{}, shapes: map[string]*feature.Shape{}}
 }
 
 // Start retries pods until ctx ends.
@@ -104,7 +104,7 @@ func (r *Retrier) Start(ctx context.Context) error {
 // round looks at the pods without a node, and retries once if one of them waits although it fits.
 func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) (last error) {
 	r.forget(pods)
-	fits := map[*shape]bool{nil: false}
+	fits := map[*feature.Shape]bool{nil: false}
 	var due []*corev1.Pod
 	for _, pod := range pods {
 		w := r.waiting[pod.UID]
@@ -145,7 +145,7 @@ func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) 
 // helped one.
 func (r *Retrier) forget(pods []*corev1.Pod) {
 	known := map[types.UID]*candidate{}
-	shapes, bytes := map[string]*shape{}, 0
+	shapes, bytes := map[string]*feature.Shape{}, 0
 	for _, pod := range pods {
 		if !waiting.IsRefused(pod) || len(known) == maxPods || bytes > maxBytes {
 			continue
@@ -155,9 +155,9 @@ func (r *Retrier) forget(pods []*corev1.Pod) {
 			w = &candidate{}
 		}
 		known[pod.UID] = w
-		if s := w.shape; s != nil && shapes[s.text] == nil {
-			shapes[s.text] = s
-			bytes += len(s.text)
+		if s := w.shape; s != nil && shapes[s.Text] == nil {
+			shapes[s.Text] = s
+			bytes += len(s.Text)
 		}
 	}
 	r.waiting, r.shapes = known, shapes
