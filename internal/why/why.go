@@ -424,8 +424,8 @@ func (q *question) noteLater(r *Answer) {
 		return
 	}
 	r.Notes = append(r.Notes, fmt.Sprintf("device %s is not published yet, because possible partitions are "+
-		"published on demand. The controller asks for more of them every three seconds. Without the controller the "+
-		"pod waits until the GPUs before this one are used; with partitions: dynamic it does not",
+		"published on demand. With controller.onDemand.enabled the controller asks nodes for more of them; otherwise "+
+		"the pod waits until the GPUs before this one are used. With partitions: dynamic it does not wait",
 		r.Places[0].Devices[0].Device))
 }
 

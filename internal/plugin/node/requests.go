@@ -41,7 +41,7 @@ func (o *Options) followRequests(ctx context.Context, wanted func()) {
 		UpdateFunc: func(before, now any) {
 			was, _ := before.(*corev1.ConfigMap)
 			if requests, ok := now.(*corev1.ConfigMap); ok && was != nil &&
-				was.Data[inventory.RequestedAt] != requests.Data[inventory.RequestedAt] { // it has other labels else
+				was.Data[inventory.RequestedAt] != requests.Data[inventory.RequestedAt] { // else only labels differ
 				changed(requests)
 			}
 		},
