@@ -199,10 +199,10 @@ var computed = regexp.MustCompile(`\[|\(\s*\w+\s*,\s*\w+\s*,`)
 // quoting matches literals that constant may read otherwise than CEL does.
 var quoting = regexp.MustCompile(`\\['"]|'''|"""`)
 
-// ByIdentity reports whether a selector may accept some of the devices of a kind only, by what identifies them.
+// ByIdentity reports whether a selector may accept some of the devices of a kind only, or is not known (SlimClaim).
 func ByIdentity(all []resourceapi.DeviceSelector) bool {
 	return slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && selectsByIdentity(s.CEL.Expression)
+		return s.CEL == nil || len(s.CEL.Expression) > maxExpression || mayDiffer(s.CEL.Expression)
 	})
 }
 

@@ -137,8 +137,8 @@ const maxConfigs = 4 << 10
 // Memory of a toleration without its texts, and of a constraint without the requests, in bytes.
 const tolerationSize, constraintSize = 72, 200
 
-// slimSelectors returns the selectors that Accepts evaluates, as far as there is room. Claims of one template share
-// their text.
+// slimSelectors returns the selectors that Accepts evaluates, as far as there is room, and an empty one for the others.
+// Claims of one template share their text.
 func slimSelectors(all []resourceapi.DeviceSelector, room *int) []resourceapi.DeviceSelector {
 	var kept []resourceapi.DeviceSelector
 	for _, s := range all {
@@ -149,7 +149,7 @@ func slimSelectors(all []resourceapi.DeviceSelector, room *int) []resourceapi.De
 		kept = append(kept, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
 			Expression: unique.Make(s.CEL.Expression).Value()}})
 	}
-	return kept
+	return append(kept, make([]resourceapi.DeviceSelector, min(1, len(all)-len(kept)))...)
 }
 
 // Parts are attributes, capacity and counters of devices. Equal devices share them, so that a large cluster needs

@@ -47,6 +47,8 @@ type Node struct {
 	Takes []Take
 	// Unsure says that Estimate could not know.
 	Unsure bool
+	// Published keeps Estimate from giving out partitions of GPUs of which none are published.
+	Published bool
 
 	devices *cluster.NodeDevices
 	uses    []cluster.Use // of each GPU
@@ -244,7 +246,8 @@ func amountOf(d *cluster.Device, of *cluster.GPU) int64 {
 // possible takes a possible partition, or vGPU, of the GPU. like is one of the kind.
 func (n *Node) possible(like *cluster.Device, i int, a *Alternative) bool {
 	g := n.devices.GPUs[i]
-	if _, accepted := a.Takes[like.Kind]; !accepted || like.Kind.Product() != g.Product() {
+	if _, accepted := a.Takes[like.Kind]; !accepted || like.Kind.Product() != g.Product() ||
+		n.Published && !PublishesPossible(g) {
 		return false
 	}
 	var left cluster.Counters
@@ -262,6 +265,11 @@ func (n *Node) possible(like *cluster.Device, i int, a *Alternative) bool {
 		}
 	}
 	return false
+}
+
+// PublishesPossible reports whether the node publishes possible partitions of the GPU.
+func PublishesPossible(g *cluster.GPU) bool {
+	return slices.ContainsFunc(g.Partitions, func(d *cluster.Device) bool { return !d.Exists() })
 }
 
 // get adds a take of the pod, unless a constraint of the alternative forbids the device, which is of the kind of like.

@@ -5,7 +5,7 @@
 // A node publishes the possible partitions of few unused GPUs (inventory.Offer). A pod that names another GPU, or needs
 // partitions of several unused ones, is refused although it would fit; so are pods that are scheduled together. Why a
 // scheduler refuses a pod is not known here: it may want another zone, or wait for a volume. So the package asks nodes
-// that have enough for the pod and do not publish all of it, at first one, and twice as many each time while the pod
+// that have enough for the pod, but not in what they publish: at first one, and twice as many each time while the pod
 // waits. It names them in a ConfigMap, which the plugins watch. The plugin of a named node publishes all possible
 // partitions of its unused GPUs. At worst all nodes publish all, as with partitions: dynamic.
 package ondemand
@@ -21,6 +21,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,7 +40,7 @@ const (
 	period = time.Second
 	// pause is how long pods are refused until nodes are asked for them, and between two requests: as claims get
 	// partitions, nodes publish more by themselves.
-	pause = 3 * time.Second
+	pause = 2 * time.Second
 	// most is how many nodes a request names.
 	most = 64
 	// maxShapes is how many kinds of pods are remembered, and maxBytes the size of what they ask for: users choose it.
@@ -58,6 +59,7 @@ type asker struct {
 type shape struct {
 	*feature.Shape
 	pod   string    // one of them
+	many  bool      // they may be scheduled together: what is published for one may not do
 	next  time.Time // no request earlier
 	tries int
 }
@@ -116,8 +118,7 @@ func (a *asker) round(ctx context.Context, pods []*corev1.Pod, now time.Time) er
 func (a *asker) withheld() map[string]map[string]bool {
 	all := map[string]map[string]bool{}
 	for g, held := range a.View.GPUs {
-		if len(held) > 0 || g.Whole == nil || !g.Whole.Kind.OnDemand() || slices.ContainsFunc(g.Partitions,
-			func(d *cluster.Device) bool { return !d.Exists() }) {
+		if len(held) > 0 || g.Whole == nil || !g.Whole.Kind.OnDemand() || fit.PublishesPossible(g) {
 			continue
 		}
 		if all[g.Node] == nil {
@@ -143,22 +144,27 @@ func (a *asker) note(pods []*corev1.Pod, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		if lacks == nil || known[lacks.Text] != nil {
+		if lacks == nil {
 			continue
 		}
-		if bytes += len(lacks.Text); len(known) == maxShapes || bytes > maxBytes {
-			break
+		s := known[lacks.Text]
+		if s == nil {
+			if len(known) == maxShapes || bytes+len(lacks.Text) > maxBytes {
+				continue
+			}
+			bytes += len(lacks.Text)
+			s = cmp.Or(a.waiting[lacks.Text], &shape{Shape: lacks, next: now.Add(pause)})
+			s.pod, s.many = pod.Namespace+"/"+pod.Name, false
+			known[lacks.Text] = s
 		}
-		s := cmp.Or(a.waiting[lacks.Text], &shape{Shape: lacks, next: now.Add(pause)})
-		s.pod = pod.Namespace + "/" + pod.Name
-		known[lacks.Text] = s
+		s.many = s.many || pod.Spec.SchedulingGroup != nil || pod.Spec.SchedulerName != corev1.DefaultSchedulerName
 	}
 	a.waiting = known
 	return nil
 }
 
-// nodesFor returns the nodes, by name, that have enough for the shape and withhold possible partitions of a model that
-// may be for it.
+// nodesFor returns the nodes, by name, that have enough for the shape, but not in what they publish, and withhold
+// possible partitions of a model that may be for it.
 func (a *asker) nodesFor(ctx context.Context, s *shape, withheld map[string]map[string]bool) (found []string) {
 	d := a.Demand(ctx, s.Shape)
 	models := map[string]bool{}
@@ -181,13 +187,28 @@ func (a *asker) nodesFor(ctx context.Context, s *shape, withheld map[string]map[
 		}
 	}
 	slices.Sort(nodes)
+	inDoubt := s.many || slices.ContainsFunc(s.Specs, a.namesGPU)
 	a.View.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		a.node.Reset(devices, nil)
+		a.node.Published = true
+		if _, fits := a.node.Estimate(d); fits && !a.node.Unsure && !inDoubt {
+			return
+		}
+		a.node.Reset(devices, nil)
+		a.node.Published = false
 		if _, fits := a.node.Estimate(d); fits || a.node.Unsure {
 			found = append(found, nodes[i])
 		}
 	})
 	return found
+}
+
+// namesGPU reports whether a claim may accept some of the devices of a kind only: Estimate takes any.
+func (a *asker) namesGPU(spec resourceapi.ResourceClaimSpec) bool {
+	return slices.ContainsFunc(cluster.Subrequests(&spec), func(s cluster.Subrequest) bool {
+		class, ok := a.View.Class(*s.Class)
+		return cluster.ByIdentity(*s.Selectors) || ok && cluster.ByIdentity(class.Spec.Selectors)
+	})
 }
 
 // ask names the nodes in the ConfigMap.

@@ -59,7 +59,7 @@ func (w *world) add(name, claim string, changes ...func(*corev1.Pod)) {
 	c := clustertest.Claim(w.t, claim)
 	c.Namespace, c.Name, c.UID = "ns", name, types.UID("claim-"+name)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}},
+		Spec: corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName, Containers: []corev1.Container{{Name: "main"}},
 			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To(name)}}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
 			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}}}
@@ -123,7 +123,7 @@ const first = `requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com,
   {expression: "device.attributes['gpu.nvidia.com'].index == 0"}}]}}]`
 
 func TestRound(t *testing.T) {
-	const both = "3s: node-1, 6s: node-1 node-2"
+	const both = "2s: node-1, 4s: node-1 node-2"
 	for _, row := range []struct {
 		name, claim string
 		use         gpu.Partitions
@@ -132,14 +132,19 @@ func TestRound(t *testing.T) {
 	}{
 		{"a GPU whose partitions are not published", first, gpu.PartitionsOnDemand, nil, both},
 		{"partitions of all GPUs", partition(8, "7g.80gb"), gpu.PartitionsOnDemand, nil, both},
-		{"why another pod is refused is not known", partition(1, "1g.10gb"), gpu.PartitionsOnDemand, nil,
+		{"a partition of a certain profile of all GPUs but one", partition(7, "7g.80gb"), gpu.PartitionsOnDemand, nil,
 			both},
+		{"a GPU by a selector that is too long to be known", strings.ReplaceAll(first, "== 0", "in ["+
+			strings.Repeat("12345678, ", 400)+"0]"), gpu.PartitionsOnDemand, nil, both},
+		{"what is published is enough", partition(1, "1g.10gb"), gpu.PartitionsOnDemand, nil, ""},
+		{"another scheduler, which may place several at once", partition(1, "1g.10gb"), gpu.PartitionsOnDemand,
+			func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }, both},
 		{"pods that are scheduled together", partition(1, "7g.80gb"), gpu.PartitionsOnDemand, func(p *corev1.Pod) {
 			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{}
 		}, both},
 		{"an extended resource of a class", "{}", gpu.PartitionsOnDemand, func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{
-				"deviceclass.resource.kubernetes.io/mig.nvidia.com": resource.MustParse("1")}
+				"deviceclass.resource.kubernetes.io/mig.nvidia.com": resource.MustParse("8")}
 		}, both},
 		{"more than a node has", partition(9, "7g.80gb"), gpu.PartitionsOnDemand, nil, ""},
 		{"all are published", first, gpu.PartitionsDynamic, nil, ""},
@@ -176,16 +181,17 @@ func TestMoreNodes(t *testing.T) {
 	for i := range 50 {
 		w.add(fmt.Sprint("pod-", i), first)
 	}
-	if got, want := w.asked(4*pause), "3s: node-1, 6s: node-1 node-2, 9s: node-1 node-2 node-3 node-4, "+
-		"12s: node-1 node-2 node-3 node-4 node-5"; got != want {
+	if got, want := w.asked(4*pause), "2s: node-1, 4s: node-1 node-2, 6s: node-1 node-2 node-3 node-4, "+
+		"8s: node-1 node-2 node-3 node-4 node-5"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if len(w.waiting) != 1 {
 		t.Errorf("got %d shapes of equal pods, want 1", len(w.waiting))
 	}
 	w.add("other", partition(2, "7g.80gb"))
+	w.add("fits", partition(1, "7g.80gb"))
 	w.start = w.now
-	if got, want := w.asked(pause), "2s: node-1 node-2 node-3 node-4 node-5, 3s: node-1"; got != want {
+	if got, want := w.asked(pause), "1s: node-1 node-2 node-3 node-4 node-5, 2s: node-1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	w.pods = nil
@@ -199,7 +205,7 @@ func TestWithheld(t *testing.T) {
 	w := newWorld(t, 3, gpu.PartitionsOnDemand)
 	w.add("pod", first)
 	w.holdWithheld("node-1")
-	if got, want := w.asked(2*pause), "3s: node-2, 6s: node-2 node-3"; got != want {
+	if got, want := w.asked(2*pause), "2s: node-2, 4s: node-2 node-3"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	w.holdWithheld("node-2")
