@@ -4,6 +4,7 @@ package helm_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -13,20 +14,19 @@ import (
 
 // Plugins publish partitions on demand where the controller asks them to, and both know of the same ConfigMap.
 func TestOnDemand(t *testing.T) {
-	const on = "controller.onDemand.enabled=true"
 	const name = "x-gpu-dra-driver-partition-requests"
 	for _, tc := range []struct {
 		name string
 		args []string
 		want bool
 	}{
-		{"the defaults", nil, false},
-		{"switched on", []string{"--set", on}, true},
-		{"Kubernetes 1.36", []string{"--set", on, "--kube-version", "v1.36.0"}, true},
-		{"Kubernetes 1.35, which has no partitions", []string{"--set", on, "--kube-version", "v1.35.4"}, false},
-		{"without the controller", []string{"--set", on + ",controller.enabled=false"}, false},
-		{"with the values of an older chart", []string{"--set", "controller.onDemand=null"}, false},
-		{"somebody else gives rights", []string{"--set", on + ",rbac.create=false"}, false},
+		{"the defaults", nil, true},
+		{"switched off", []string{"--set", "controller.onDemand.enabled=false"}, false},
+		{"Kubernetes 1.36", []string{"--kube-version", "v1.36.0"}, true},
+		{"Kubernetes 1.35, which has no partitions", []string{"--kube-version", "v1.35.4"}, false},
+		{"without the controller", []string{"--set", "controller.enabled=false"}, false},
+		{"with the values of an older chart", []string{"--set", "controller.onDemand=null"}, true},
+		{"somebody else gives rights", []string{"--set", "rbac.create=false"}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			text := template(t, tc.args...)
@@ -38,6 +38,9 @@ func TestOnDemand(t *testing.T) {
 				t.Errorf("got the variable of the plugin: %t, want %t", got, tc.want)
 			}
 			if !tc.want {
+				if strings.Contains(text, "partition-requests") {
+					t.Error("something is left of it")
+				}
 				return
 			}
 			var controller appsv1.Deployment

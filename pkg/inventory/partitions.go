@@ -82,16 +82,21 @@ func Defaults(gpus []gpu.Device) Inventory {
 	return Unclaimed(gpus, func(gpu.Device) gpu.SharingMode { return gpu.SharingMode{} })
 }
 
-// Unclaimed returns the inventory of a node with these GPUs without claims. configured is the administrator's choice
-// for a GPU.
+// Unclaimed returns what a node with these GPUs publishes when no claim has had any of them. configured is the
+// administrator's choice for a GPU.
 func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) Inventory {
+	inv := Possible(gpus, configured)
+	return inv.Only(inv.Offer(func(string) Use { return Unused }, func(string) bool { return false }))
+}
+
+// Possible returns the same with the possible partitions of all GPUs.
+func Possible(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) Inventory {
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
 		inv[i].Use = Mode(d, configured(d), gpu.PartitionsAuto, nobody)
 	}
-	inv = inv.WithPartitions(nobody)
-	return inv.Only(inv.Offer(func(string) Use { return Unused }, func(string) bool { return false }))
+	return inv.WithPartitions(nobody)
 }
 
 // Mode returns the mode of a GPU: what it can enforce of the administrator's choice, and which partitions are offered.

@@ -139,6 +139,7 @@ var limitOfController = map[string]string{
 	"update certificates.k8s.io/certificatesigningrequests/approval": "the signers of the last two",
 	"update certificates.k8s.io/certificatesigningrequests/status":   "the same",
 	"update secrets":                                                 "its names, tried here",
+	"patch configmaps":                                               "its names, tried here",
 	"patch resource.k8s.io/deviceclasses":                            "its names, tried here",
 	"update coordination.k8s.io/leases":                              "its names, tried here",
 	"delete coordination.k8s.io/leases":                              "its names, tried here",
@@ -159,7 +160,8 @@ func (s *suite) testOtherNames(t *testing.T, as *kube.Cluster, namespace string)
 	t.Helper()
 	other := metav1.ObjectMeta{Name: "e2e-other", Namespace: namespace}
 	global := metav1.ObjectMeta{Name: "e2e-other"}
-	for _, o := range []client.Object{&corev1.Secret{ObjectMeta: other}, &coordinationv1.Lease{ObjectMeta: other},
+	for _, o := range []client.Object{&corev1.Secret{ObjectMeta: other}, &corev1.ConfigMap{ObjectMeta: other},
+		&coordinationv1.Lease{ObjectMeta: other},
 		&resourceapi.DeviceClass{ObjectMeta: global}, &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: global},
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: global}} {
 		change := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -141,6 +142,13 @@ func are(want []string) func([]string) bool {
 	return func(parts []string) bool { return slices.Equal(parts, want) }
 }
 
+// isFree matches the whole GPU, with or without its possible partitions.
+func isFree(gpu string, free []string) func([]string) bool {
+	return func(parts []string) bool {
+		return slices.Equal(parts, free) || slices.Equal(parts, []string{gpu})
+	}
+}
+
 // waitEvent waits for an event about an object. The namespace of a node's events is "default".
 func (s *suite) waitEvent(t *testing.T, about client.ObjectKey, parts ...string) {
 	t.Helper()
@@ -207,6 +215,7 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 		node := s.node(t, profile)
 		machines[node] = s.simctl(t, s.plugin(t, node), "print")
 	}
+	s.keepAll(t, s.node(t, "dgx-h100"))
 	t.Run("several", func(t *testing.T) { // ends when all subtests have ended
 		dgx := s.node(t, "dgx-h100")
 		gpus := s.gpus(t, dgx)
@@ -275,7 +284,7 @@ func (s *suite) testPartitionBlocked(t *testing.T) {
 
 // testPartitionsByHand partitions a free GPU as an administrator. The node configuration does not mention partitions.
 func (s *suite) testPartitionsByHand(t *testing.T, node string, gpu resourceapi.Device) {
-	dynamic := s.partsOf(t, node, gpu.Name)
+	free := s.partsOf(t, node, gpu.Name)
 	ns := s.namespace(t, "by-hand")
 	administrator := func(args ...string) { s.simctl(t, s.plugin(t, node), args...) }
 	whole := false
@@ -317,7 +326,7 @@ func (s *suite) testPartitionsByHand(t *testing.T, node string, gpu resourceapi.
 		t.Errorf("after the claim: got %q, want %s", got, static)
 	}
 	restore()
-	s.waitParts(t, node, gpu.Name, "the GPU to be as it was", are(dynamic))
+	s.waitParts(t, node, gpu.Name, "the GPU to be free", isFree(gpu.Name, free))
 }
 
 // testPartitionLost removes a partition while a pod has it.
@@ -395,7 +404,7 @@ func (s *suite) testPartitionsUnwanted(t *testing.T) {
 	}()
 	label(`"unpartitioned"`)
 	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node},
-		"ModeChangePending", gpu.Name, "partitions dynamic", "partitions none", ns+"/"+claim.Name)
+		"ModeChangePending", gpu.Name, "partitions onDemand", "partitions none", ns+"/"+claim.Name)
 	if got := s.partsOf(t, node, gpu.Name); !slices.Equal(got, free) {
 		t.Errorf("while a claim has a partition: got %q, want %q", got, free)
 	}
@@ -470,7 +479,7 @@ func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceap
 	s.must(t, s.Empty(t.Context(), soon, ns))
 	remove()
 	s.simctl(t, s.plugin(t, node), "mig", gpu.Name, "off") // still on because of the administrator's partition
-	s.waitParts(t, node, gpu.Name, "the GPU to be as it was", are(free))
+	s.waitParts(t, node, gpu.Name, "the GPU to be free", isFree(gpu.Name, free))
 }
 
 // testPartitionsAndWholeGPUs runs pods with partitions and with whole GPUs on one node.
@@ -562,41 +571,22 @@ func (s *suite) seconds(t *testing.T, plugin *corev1.Pod, what string) float64 {
 }
 
 // testPartitionsOnDemand publishes possible partitions of one GPU. Pods with more of them than it has get those of
-// another, and nothing changes for pods with whole GPUs.
+// another, and nothing changes for pods with whole GPUs. A pod that names a GPU makes its node publish those of all.
 func (s *suite) testPartitionsOnDemand(t *testing.T) {
 	s.needs(t, "DRAPartitionableDevices")
 	node := s.node(t, "dgx-h100")
 	ns := s.namespace(t, "on-demand")
-	offered := func(what string, want func(gpus int) bool) []string {
-		t.Helper()
-		var all []string
-		s.must(t, kube.Until(t.Context(), soon, what, func(context.Context) (bool, string, error) {
-			all = nil
-			for _, d := range s.published(t, node) {
-				if name, _, part := strings.Cut(d.Name, "-mig-"); part && !slices.Contains(all, name) {
-					all = append(all, name)
-				}
-			}
-			return want(len(all)), fmt.Sprint(all), nil
-		}))
-		return all
-	}
-	number := len(s.gpus(t, node))
-	is := func(want int) func(int) bool { return func(gpus int) bool { return gpus == want } }
-	defer func() {
-		s.configure(t, node, "null")
-		offered("possible partitions of all GPUs again", is(number))
-	}()
-	s.configure(t, node, `"unpartitioned"`)
-	offered("no possible partition", is(0))
-	s.configure(t, node, `"on-demand"`)
-	first := offered("possible partitions of one GPU", is(1))
+	first := s.publishAnew(t, node)
 	template := s.templateFor(t, ns, "one", partition("gpu", small, ""))
-	for n := range 8 {
+	defer s.configure(t, node, "null")
+	const parts = 7 // of a GPU
+	for n := range parts {
 		s.pod(t, ns, fmt.Sprintf("part-%d", n), onNode(node), withTemplate(template))
 	}
-	s.waitPhases(t, ns, 8, 0)
-	all := offered("possible partitions of two GPUs in use, and of as many more", is(4))
+	s.waitPhases(t, ns, parts, 0)
+	s.waitPartitions(t, node, 2) // before a pod is refused, for which the controller would ask
+	s.running(t, s.pod(t, ns, "another", onNode(node), withTemplate(template)))
+	all := s.waitPartitions(t, node, 4) // of two GPUs in use, and of as many more
 	if !slices.Contains(all, first[0]) {
 		t.Errorf("got %v, want the first among them, %s", all, first[0])
 	}
@@ -613,5 +603,78 @@ func (s *suite) testPartitionsOnDemand(t *testing.T) {
 	if after := written(); !slices.Equal(after, before) {
 		t.Errorf("a pod with a whole GPU changes the slices: got %s, before %s", after, before)
 	}
+	gpus := s.gpus(t, node)
+	last := len(gpus) - 1 // whole GPUs are taken from the front
+	for slices.Contains(all, gpus[last].Name) {
+		last--
+	}
+	s.running(t, s.withPartition(t, ns, "names-a-gpu", small, gpus[last]))
+	s.waitPartitions(t, node, len(gpus)-1) // but of the one that a pod has as a whole
 	s.must(t, s.Empty(t.Context(), soon, ns))
+
+	s.publishAll(t, node)
+	// The other nodes have a node configuration, partitions that somebody has made, or an IOMMU, which is no part of a
+	// profile.
+	s.requireTemplate(t, "dgx-h100", node)
+}
+
+// keepAll lets the node publish the possible partitions of all GPUs, and go on with that on demand: they are free.
+func (s *suite) keepAll(t *testing.T, node string) {
+	t.Helper()
+	s.publishAll(t, node)
+	s.configure(t, node, "null")
+	s.waitAll(t, node, true)
+}
+
+// publishAll lets the node publish the possible partitions of all GPUs.
+func (s *suite) publishAll(t *testing.T, node string) {
+	t.Helper()
+	s.configure(t, node, `"all-partitions"`)
+	s.waitAll(t, node, false)
+}
+
+// waitAll waits until the node publishes the possible partitions of all GPUs, on demand or always.
+func (s *suite) waitAll(t *testing.T, node string, onDemand bool) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("all partitions, on demand: %t", onDemand),
+		func(context.Context) (bool, string, error) {
+			gpus, parts := s.gpus(t, node), s.partitioned(t, node)
+			all := len(gpus) > 0 && len(parts) == len(gpus)
+			for _, d := range gpus {
+				all = all && ptr.Deref(d.Attributes["partitionsOnDemand"].BoolValue, false) == onDemand
+			}
+			return all, fmt.Sprint(parts), nil
+		}))
+}
+
+// publishAnew lets the node publish what it does when no claim has had anything of it, and returns the GPUs of which it
+// publishes possible partitions then.
+func (s *suite) publishAnew(t *testing.T, node string) []string {
+	t.Helper()
+	s.configure(t, node, `"unpartitioned"`)
+	s.waitPartitions(t, node, 0)
+	s.configure(t, node, "null")
+	return s.waitPartitions(t, node, 1)
+}
+
+// waitPartitions waits until the node publishes possible partitions of so many GPUs, and returns their names.
+func (s *suite) waitPartitions(t *testing.T, node string, gpus int) (all []string) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("possible partitions of %d GPUs", gpus),
+		func(context.Context) (bool, string, error) {
+			all = s.partitioned(t, node)
+			return len(all) == gpus, fmt.Sprint(all), nil
+		}))
+	return all
+}
+
+// partitioned returns the names of the GPUs of which the node publishes partitions.
+func (s *suite) partitioned(t *testing.T, node string) (all []string) {
+	t.Helper()
+	for _, d := range s.published(t, node) {
+		if name, _, part := strings.Cut(d.Name, "-mig-"); part && !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	return all
 }

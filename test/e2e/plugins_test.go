@@ -65,7 +65,8 @@ func (s *suite) simctl(t *testing.T, plugin *corev1.Pod, args ...string) string 
 // idle checks that slices are not written without a reason.
 type idle struct {
 	*suite
-	before  map[string]string // by node
+	node    string
+	before  string // its slices
 	started time.Time
 }
 
@@ -75,35 +76,35 @@ const wipingDelay = 30 * time.Second
 // restDuration is longer than the resync period of slice controllers.
 const restDuration = time.Minute
 
-// startIdle records the slices of all nodes whose GPUs no test breaks or gives to virtual machines, and restarts the
-// plugins there.
+// startIdle records the slices of a node whose GPUs no test breaks or gives to virtual machines, and restarts the
+// plugin there. The node publishes all possible partitions until t ends: on demand, claims change what it publishes.
 func (s *suite) startIdle(t *testing.T) *idle {
 	t.Helper()
-	i := &idle{suite: s, before: map[string]string{}}
-	for profile, node := range s.nodes {
-		if profile == brokenProfile || profile == machinesProfile || profile == vgpuProfile {
-			continue
-		}
-		before, begin := i.versions(t, node), time.Now()
-		s.restartPlugin(t, node)
-		if took := time.Since(begin); took >= wipingDelay {
-			t.Logf("the restart on %s took %s: the kubelet may have deleted the slices", node, took)
-			many := strings.Count(before, "\n")
-			s.must(t, kube.Until(t.Context(), soon, "the slices of "+node, func(context.Context) (bool, string, error) {
-				before = i.versions(t, node)
-				return strings.Count(before, "\n") == many, before, nil
-			}))
-		}
-		i.before[node] = before
+	i := &idle{suite: s, node: s.node(t, "dgx-h100")}
+	lacks, err := s.Lacks(t.Context(), "DRAPartitionableDevices")
+	s.must(t, err)
+	if len(lacks) == 0 {
+		t.Cleanup(func() { s.configure(t, i.node, "null") })
+		s.publishAll(t, i.node)
 	}
-	i.started = time.Now()
+	before, begin := i.versions(t), time.Now()
+	s.restartPlugin(t, i.node)
+	if took := time.Since(begin); took >= wipingDelay {
+		t.Logf("the restart took %s: the kubelet may have deleted the slices", took)
+		many := strings.Count(before, "\n")
+		s.must(t, kube.Until(t.Context(), soon, "the slices of "+i.node, func(context.Context) (bool, string, error) {
+			before = i.versions(t)
+			return strings.Count(before, "\n") == many, before, nil
+		}))
+	}
+	i.before, i.started = before, time.Now()
 	return i
 }
 
 // versions returns the UID and the version of every slice of the node.
-func (i *idle) versions(t *testing.T, node string) string {
+func (i *idle) versions(t *testing.T) string {
 	t.Helper()
-	versions, err := i.SliceVersions(t.Context(), *driver, node)
+	versions, err := i.SliceVersions(t.Context(), *driver, i.node)
 	i.must(t, err)
 	return versions
 }
@@ -115,10 +116,8 @@ func (i *idle) check(t *testing.T) {
 		case <-t.Context().Done():
 		}
 	}
-	for node, before := range i.before {
-		if got := i.versions(t, node); got != before {
-			t.Errorf("%s: got\n%s\nwant\n%s", node, got, before)
-		}
+	if got := i.versions(t); got != i.before {
+		t.Errorf("%s: got\n%s\nwant\n%s", i.node, got, i.before)
 	}
 }
 

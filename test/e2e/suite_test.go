@@ -52,11 +52,12 @@ type suite struct {
 // the previous one.
 func TestCluster(t *testing.T) {
 	s := newSuite(t)
-	t.Run("every demo is as its README says", s.testDemos)
+	// Later, some nodes publish more partitions.
 	t.Run("devices are published as the golden files have them, strongest first", s.testPublished)
+	t.Run("every demo is as its README says", s.testDemos)
 	t.Run("the event FieldsDropped names what the API server lacks", s.testFieldsDropped)
 	t.Run("the fields of a claim that the API server drops are told", s.testClaimFieldsDropped)
-	idle := s.startIdle(t) // restarts plugins and then only watches; judged at the end
+	idle := s.startIdle(t) // restarts a plugin and then only watches; judged at the end
 	t.Run("each claim gets its own GPU and the container sees only that one", s.testDistinct)
 	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
 	t.Run("the claim's status, the container's metadata and the metrics show its GPU", s.testVisible)

@@ -14,11 +14,14 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -47,6 +50,11 @@ const atOnce = 32
 type Config struct {
 	Driver string // name of the driver in device classes; empty: gpu.nvidia.com
 	Nodes  []Node
+	// OnDemand nodes publish possible partitions as with the chart's defaults: more as claims get some, and all when
+	// Requests names them. Else a node publishes all, as with partitions: dynamic. A Use that names partitions rules.
+	OnDemand bool
+	// Requests is the ConfigMap in which the driver's controller names nodes; empty: none does.
+	Requests types.NamespacedName
 	// Inert nodes renew no leases, and their pods stay as the scheduler bound them. They outlive the program if nothing
 	// in the cluster expects leases.
 	Inert bool
@@ -79,6 +87,7 @@ type Fleet struct {
 	wait   sync.WaitGroup
 
 	kubelets kubelets
+	offers   offers
 
 	mu    sync.Mutex
 	nodes map[string]*member
@@ -88,13 +97,19 @@ type Fleet struct {
 type member struct {
 	Node
 	model     *model
-	inventory inventory.Inventory
-	object    *corev1.Node // nil: it was not made
-	slices    []string     // the names of all of them; nil: not all were made
+	inventory inventory.Inventory // with all possible partitions
+	object    *corev1.Node        // nil: it was not made
 	size      Size
+
+	mu      sync.Mutex
+	slices  []*resourceapi.ResourceSlice // nil: not all were made, or it leaves
+	offered map[string]bool              // the GPUs whose possible partitions are published
+	since   map[string]time.Time         // since when claims have a GPU as a whole
+	wanted  bool                         // the controller has named the node
+	stale   bool                         // slices may differ from what is stored
 }
 
-// Start adds the nodes and returns when all of them are ready and have published all of their devices. Their leases are
+// Start adds the nodes and returns when all of them are ready and have published their devices. Their leases are
 // renewed until ctx ends; after that the nodes remain without a heartbeat. Stop removes them. If Start fails, no node
 // remains.
 func Start(ctx context.Context, config *rest.Config, c Config) (*Fleet, error) {
@@ -121,6 +136,11 @@ func start(ctx context.Context, client kubernetes.Interface, c Config) (*Fleet, 
 			return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
 		}
 		f.wait.Go(f.renewLeases)
+	}
+	if c.OnDemand {
+		if err := f.startOffers(ctx, c.Requests); err != nil {
+			return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+		}
 	}
 	if err := f.Add(ctx, c.Nodes...); err != nil {
 		if ctx.Err() != nil {
@@ -159,6 +179,11 @@ func (f *Fleet) Add(ctx context.Context, nodes ...Node) error {
 	if f.kubelets.pods != nil {
 		f.kubelets.requeue()
 	}
+	if f.offers.queue != nil {
+		for _, m := range added { // claims may have been allocated before the node joined
+			f.offers.queue.Add(m.Name)
+		}
+	}
 	return nil
 }
 
@@ -171,6 +196,7 @@ func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 	var added []*member
 	var problems []error
 	for _, n := range nodes {
+		n.Use.OnDemand = f.offers.queue != nil
 		if models[n.Profile] == nil {
 			var err error
 			if models[n.Profile], err = newModel(n.Profile, dir); err != nil {
@@ -208,15 +234,18 @@ func (f *Fleet) join(ctx context.Context, m *member) error {
 	if m.object, err = f.register(ctx, m); err != nil {
 		return err
 	}
-	written, err := f.publish(ctx, m.Name, m.inventory.Pools(m.Name))
+	m.offered = atFirst(m.inventory)
+	written, err := f.publish(ctx, m.Name, m.inventory.Only(m.offered).Pools(m.Name))
 	if err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}
 	m.size = Size{Nodes: 1, GPUs: len(m.inventory.Present()), Slices: len(written)}
 	for _, slice := range written {
-		m.slices = append(m.slices, slice.Name)
 		m.size.Devices += len(slice.Spec.Devices)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.slices = written
 	return nil
 }
 
@@ -268,10 +297,13 @@ func (f *Fleet) Size() Size {
 }
 
 // has reports whether the node belongs to the fleet.
-func (f *Fleet) has(node string) bool {
+func (f *Fleet) has(node string) bool { return f.member(node) != nil }
+
+// member returns the node; nil: it is not of the fleet.
+func (f *Fleet) member(node string) *member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.nodes[node] != nil
+	return f.nodes[node]
 }
 
 // members returns the nodes, sorted by name.

@@ -43,10 +43,10 @@ func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			m, err := newModel(profile, t.TempDir())
 			requireError(t, err, "")
-			inv, err := m.discover(gpu.SharingMode{})
+			inv, err := m.discover(gpu.SharingMode{OnDemand: true})
 			requireError(t, err, "")
 			var got, want []string
-			for _, s := range inventory.Slices(Driver, "node", inv.Pools("node")) {
+			for _, s := range inventory.Slices(Driver, "node", inv.Only(atFirst(inv)).Pools("node")) {
 				for _, d := range s.Spec.Devices {
 					if !gpu.IsVFIO(d.Name) { // these depend on the node configuration
 						got = append(got, d.Name)

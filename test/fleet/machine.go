@@ -79,7 +79,7 @@ func (m *model) machine() (*simulator.Node, error) {
 }
 
 // discover creates a machine, reads it through NVML and sysfs as a node's plugin does, and returns its inventory with
-// that use of each GPU.
+// that use of each GPU, and the possible partitions of all.
 func (m *model) discover(use gpu.SharingMode) (inventory.Inventory, error) {
 	machine, err := m.machine()
 	if err != nil {
@@ -90,7 +90,7 @@ func (m *model) discover(use gpu.SharingMode) (inventory.Inventory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the GPUs of profile %s: %w", m.Name, err)
 	}
-	return inventory.Unclaimed(devices, func(gpu.Device) gpu.SharingMode { return use }), nil
+	return inventory.Possible(devices, func(gpu.Device) gpu.SharingMode { return use }), nil
 }
 
 func (m *model) read(machine *simulator.Node) (devices []gpu.Device, err error) {

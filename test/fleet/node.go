@@ -160,12 +160,19 @@ func (f *Fleet) leave(ctx context.Context, m *member) error {
 	if m.object == nil {
 		return nil
 	}
-	if m.slices == nil { // a slice may exist whose creation returned an error
+	m.mu.Lock()
+	written := m.slices
+	if m.stale {
+		written = nil
+	}
+	m.slices = nil // it publishes nothing more
+	m.mu.Unlock()
+	if written == nil { // a slice may exist whose creation returned an error
 		return errors.Join(f.removeSlices(ctx, m.Name), f.removeNode(ctx, m.object))
 	}
 	var errs []error
-	for _, slice := range m.slices {
-		errs = append(errs, client.IgnoreNotFound(f.client.ResourceV1().ResourceSlices().Delete(ctx, slice,
+	for _, slice := range written {
+		errs = append(errs, client.IgnoreNotFound(f.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name,
 			metav1.DeleteOptions{})))
 	}
 	return errors.Join(append(errs, f.removeNode(ctx, m.object))...)

@@ -62,8 +62,8 @@ func (f *Fleet) startKubelets(ctx context.Context) error {
 
 // dropManagedFields removes the managed fields, which are large and not used here.
 func dropManagedFields(object any) (any, error) {
-	if pod, ok := object.(*corev1.Pod); ok {
-		pod.ManagedFields = nil
+	if o, ok := object.(metav1.Object); ok {
+		o.SetManagedFields(nil)
 	}
 	return object, nil
 }

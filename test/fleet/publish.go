@@ -32,7 +32,7 @@ var patient = wait.Backoff{Steps: 5, Duration: time.Second, Factor: 2, Jitter: 0
 
 // publish writes the node's slices as its plugin does at start, and returns them. The plugin also runs a slice
 // controller, which finds nothing to do, as a test of its package verifies. A fleet does without, because its devices
-// do not change. Each controller has a watch and a second copy of the devices: with 200 nodes of eight H100 that took
+// change seldom. Each controller has a watch and a second copy of the devices: with 200 nodes of eight H100 that took
 // 1.6 GB instead of 0.25, and three times the processor time.
 func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
 	[]*resourceapi.ResourceSlice, error) {

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +35,16 @@ func selected(class, cel string) string { return one(class, selectors(cel)) }
 
 func selectors(cel string) string {
 	return fmt.Sprintf(", selectors: [{cel: {expression: %q}}]", cel)
+}
+
+// shares returns a claim for so many equal shares, which fill an H100: the scheduler takes them from one GPU.
+func shares(class string, count int) string {
+	var all []string
+	for i := range count {
+		all = append(all, fmt.Sprintf("{name: gpu-%d, exactly: {deviceClassName: %s, "+
+			"capacity: {requests: {memory: %dMi}}}}", i, class, 81559/count))
+	}
+	return "{requests: [" + strings.Join(all, ", ") + "]}"
 }
 
 // matching returns a claim for devices that have the same value of an attribute.
@@ -96,13 +105,6 @@ func whole() (kinds []kind) {
 		}
 	}
 	return kinds
-}
-
-// withoutShares are the documented kinds that need no share.
-func withoutShares() []kind {
-	return slices.DeleteFunc(slices.Clone(documented), func(k kind) bool {
-		return strings.HasPrefix(k.name, "a share")
-	})
 }
 
 // Of the shapes of scheduler_perf.

@@ -56,10 +56,9 @@ func run(ctx context.Context, args []string) error {
 	f.IntVar(&o.nodes, "nodes", 500, "nodes on which pods are placed")
 	f.IntVar(&o.batch, "batch", 100, "pods that are placed at once")
 	f.IntVar(&o.rounds, "rounds", 3, "batches of each kind of pod")
-	partitioned := f.Int("partitioned", 1000, "nodes that publish all partitions")
-	whole := f.Int("whole", 5000, "nodes that publish whole GPUs")
-	restarted := f.Int("restarted", 500, "nodes with all partitions whose plugins are restarted at once; each takes "+
-		"8 MiB of this program")
+	partitioned := f.Int("partitioned", 1000, "nodes, once with partitions on demand and once with all")
+	most := f.Int("most", 5000, "nodes with partitions on demand; each takes memory of this program "+
+		"while all plugins are restarted at once")
 	f.StringVar(&o.results, "results", "_output/scale", "folder with the results of each part")
 	f.StringVar(&o.docs, "docs", "", "page in which the tables are replaced")
 	if err := f.Parse(args); err != nil {
@@ -73,8 +72,8 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("want -nodes 20 or more, -batch 1 to a fifth of them, -rounds 1 or more: got %d, %d, %d",
 			o.nodes, o.batch, o.rounds)
 	}
-	o.fleets = []fleetSize{{nodes: *restarted, restarts: true}, {nodes: *partitioned},
-		{nodes: *whole, use: gpu.SharingMode{Partitions: gpu.PartitionsNone}, restarts: true}}
+	o.fleets = []fleetSize{{*partitioned, gpu.PartitionsOnDemand, true}, {*partitioned, gpu.PartitionsDynamic, false},
+		{*most, gpu.PartitionsOnDemand, true}}
 	if err := o.measure(ctx); err != nil {
 		return err
 	}
@@ -86,14 +85,14 @@ const searchPart = "search of one node"
 
 // fleetSize is a fleet whose publishing is measured.
 type fleetSize struct {
-	nodes    int
-	use      gpu.SharingMode
-	restarts bool // the plugins of all nodes are restarted
+	nodes      int
+	partitions gpu.Partitions
+	restarts   bool // the plugins of all nodes are restarted
 }
 
 func (f fleetSize) name() string {
-	if f.use.Partitions == gpu.PartitionsNone {
-		return fmt.Sprintf("%d nodes, whole GPUs", f.nodes)
+	if f.partitions == gpu.PartitionsOnDemand {
+		return fmt.Sprintf("%d nodes, partitions on demand", f.nodes)
 	}
 	return fmt.Sprintf("%d nodes, all partitions", f.nodes)
 }

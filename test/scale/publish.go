@@ -65,7 +65,7 @@ func (size fleetSize) measure(ctx context.Context, p programs) (r publishing, er
 		return r, err
 	}
 	begin := time.Now()
-	f, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: h100(size.nodes, size.use), Inert: true})
+	f, err := fleet.Start(ctx, l.plane.REST(), h100(size.nodes, size.partitions))
 	if err != nil {
 		return r, err
 	}

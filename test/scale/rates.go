@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -45,45 +46,74 @@ type layout struct {
 	name     string
 	devices  int // of a node that are held when it is full
 	class    string
+	shares   int // of each held GPU; 0: it is held as a whole
 	kinds    []kind
 	percents []int
-	publish  func(ctx context.Context, l *lab, nodes int) error
+	publish  func(ctx context.Context, l *lab, nodes int) (settle, error)
 }
 
+// settle returns when the nodes have changed what they publish to what claims leave free.
+type settle func(context.Context) error
+
+func noChange(context.Context) error { return nil }
+
+const (
+	// heldShares is how many shares the held GPUs have in layouts with shares.
+	heldShares = 10
+	tenShares  = ", ten shares on each held GPU"
+)
+
 var layouts = []layout{
-	{name: "eight H100 with all partitions", devices: 8, class: fleet.Driver, kinds: documented,
-		percents: []int{0, 50, 95}, publish: publishH100(gpu.SharingMode{})},
-	{name: "eight H100 with all partitions, `sharing: exclusive`", devices: 8, class: fleet.Driver,
-		kinds: withoutShares(), percents: []int{0, 50, 95},
-		publish: publishH100(gpu.SharingMode{Sharing: gpu.Exclusive})},
+	{name: "eight H100, partitions on demand", devices: 8, class: fleet.Driver, kinds: documented,
+		percents: []int{0, 50, 95}, publish: publishH100(gpu.PartitionsOnDemand)},
 	{name: "eight H100 without partitions", devices: 8, class: fleet.Driver, kinds: whole(),
-		percents: []int{0, 50, 95}, publish: publishH100(gpu.SharingMode{Partitions: gpu.PartitionsNone})},
+		percents: []int{0, 50, 95}, publish: publishH100(gpu.PartitionsNone)},
+	{name: "eight H100 with all partitions", devices: 8, class: fleet.Driver, kinds: documented,
+		percents: []int{0, 50, 95}, publish: publishH100(gpu.PartitionsDynamic)},
+	{name: "eight H100, partitions on demand" + tenShares, devices: 8, class: fleet.Driver, shares: heldShares,
+		kinds: documented, percents: []int{50}, publish: publishH100(gpu.PartitionsOnDemand)},
+	{name: "eight H100 without partitions" + tenShares, devices: 8, class: fleet.Driver, shares: heldShares,
+		kinds: whole(), percents: []int{50}, publish: publishH100(gpu.PartitionsNone)},
 	{name: "scheduler_perf: ten devices", devices: perfDevices, class: perfClass, kinds: perf,
 		percents: []int{0, 50, 95}, publish: publishPerf(perfDevices)},
 	{name: "scheduler_perf: 64 devices", devices: matchDevices, class: perfClass, kinds: perfMatch, percents: []int{0},
 		publish: publishPerf(matchDevices)},
 }
 
-func publishH100(use gpu.SharingMode) func(context.Context, *lab, int) error {
-	return func(ctx context.Context, l *lab, nodes int) error {
-		_, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: h100(nodes, use), Inert: true})
-		return err
+func publishH100(partitions gpu.Partitions) func(context.Context, *lab, int) (settle, error) {
+	return func(ctx context.Context, l *lab, nodes int) (settle, error) {
+		f, err := fleet.Start(ctx, l.plane.REST(), h100(nodes, partitions))
+		return func(ctx context.Context) error {
+			for {
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(time.Second):
+					if f.Settled() {
+						return nil
+					}
+				}
+			}
+		}, err
 	}
 }
 
-func h100(count int, use gpu.SharingMode) (nodes []fleet.Node) {
+// h100 configures nodes of eight H100.
+func h100(count int, partitions gpu.Partitions) fleet.Config {
+	c := fleet.Config{Inert: true, OnDemand: partitions == gpu.PartitionsOnDemand}
 	for i := range count {
-		nodes = append(nodes, fleet.Node{Name: nodeName(i), Profile: "dgx-h100", Use: use})
+		c.Nodes = append(c.Nodes, fleet.Node{Name: nodeName(i), Profile: "dgx-h100",
+			Use: gpu.SharingMode{Partitions: partitions}})
 	}
-	return nodes
+	return c
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
 // publishPerf publishes nodes as scheduler_perf does: one slice of devices, without what they have in common with
 // GPUs. The attribute "match" is the same for the second half of the devices.
-func publishPerf(devices int) func(context.Context, *lab, int) error {
-	return func(ctx context.Context, l *lab, nodes int) error {
+func publishPerf(devices int) func(context.Context, *lab, int) (settle, error) {
+	return func(ctx context.Context, l *lab, nodes int) (settle, error) {
 		var all errgroup.Group
 		all.SetLimit(atOnce)
 		for i := range nodes {
@@ -103,7 +133,7 @@ func publishPerf(devices int) func(context.Context, *lab, int) error {
 				return err
 			})
 		}
-		return all.Wait()
+		return noChange, all.Wait()
 	}
 }
 
@@ -128,14 +158,21 @@ func perfSlice(node string, devices int) *resourceapi.ResourceSlice {
 // fill makes pods hold so many percent of the devices of the nodes, which pods hold less of before. At 95 %, the free
 // devices are on few nodes: two on each.
 func (l *lab) fill(ctx context.Context, o layout, nodes, before, percent int) error {
-	by := map[int][]string{} // nodes by how many of their devices are to be held now
+	by := map[int][]string{} // nodes by how many devices a pod is to hold now
 	for i := range nodes {
-		if n := o.held(i, percent) - o.held(i, before); n > 0 {
+		n := o.held(i, percent) - o.held(i, before)
+		for range min(n, o.shares*n) { // a pod for each GPU with shares
+			by[0] = append(by[0], nodeName(i))
+		}
+		if n > 0 && o.shares == 0 {
 			by[n] = append(by[n], nodeName(i))
 		}
 	}
 	for count, names := range by {
 		k := kind{name: "filling", devices: one(o.class, fmt.Sprintf(", count: %d", count)), count: count}
+		if count == 0 {
+			k = kind{name: "filling with shares", devices: shares(o.class, o.shares), count: o.shares}
+		}
 		if _, _, err := l.place(ctx, k, len(names), func(i int) string { return names[i] }); err != nil {
 			return err
 		}
@@ -163,7 +200,8 @@ func (o layout) measure(ctx context.Context, p programs, nodes, batch, rounds in
 		return r, err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	if err := o.publish(ctx, l, nodes); err != nil {
+	settled, err := o.publish(ctx, l, nodes)
+	if err != nil {
 		return r, err
 	}
 	say("%s: %d nodes are published; the scheduler's profiles are at %s", o.name, nodes, l.scheduler.URL)
@@ -171,6 +209,9 @@ func (o layout) measure(ctx context.Context, p programs, nodes, batch, rounds in
 	before := 0
 	for _, percent := range o.percents {
 		if err := l.fill(ctx, o, nodes, before, percent); err != nil {
+			return r, err
+		}
+		if err := settled(ctx); err != nil {
 			return r, err
 		}
 		before = percent

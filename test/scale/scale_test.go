@@ -39,11 +39,11 @@ func TestSmall(t *testing.T) {
 	l := openLab(t)
 	ctx := t.Context()
 	before := l.counted(t)
-	nodes := h100(smallNodes, gpu.SharingMode{Partitions: gpu.PartitionsNone})
+	config := h100(smallNodes, gpu.PartitionsNone)
 	for i := range smallPartitioned {
-		nodes[i].Use = gpu.SharingMode{}
+		config.Nodes[i].Use = gpu.SharingMode{}
 	}
-	f, err := fleet.Start(ctx, l.plane.REST(), fleet.Config{Nodes: nodes, Inert: true})
+	f, err := fleet.Start(ctx, l.plane.REST(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

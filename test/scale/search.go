@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
@@ -43,10 +44,27 @@ var searchColumns = []struct {
 	name    string
 	changes []func(*resourceapi.ResourceSlice)
 }{
-	{"shares and partitions", nil},
-	{"partitions", []func(*resourceapi.ResourceSlice){dropShares}},
-	{"shares", []func(*resourceapi.ResourceSlice){dropPartitions}},
+	{"partitions on demand", []func(*resourceapi.ResourceSlice){onDemand}},
+	{"all partitions", nil},
+	{"all partitions, no shares", []func(*resourceapi.ResourceSlice){dropShares}},
+	{"no partitions", []func(*resourceapi.ResourceSlice){dropPartitions}},
 	{"whole GPUs", []func(*resourceapi.ResourceSlice){dropShares, dropPartitions}},
+}
+
+// onDemand leaves the partitions of the GPU that comes last, and so is the spare one.
+func onDemand(s *resourceapi.ResourceSlice) {
+	const spare = "gpu-df-00-0"
+	s.Spec.SharedCounters = slices.DeleteFunc(s.Spec.SharedCounters, func(c resourceapi.CounterSet) bool {
+		return c.Name != spare
+	})
+	s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+		return !isGPU(d) && gpu.ParentName(d.Name) != spare
+	})
+	for i, d := range s.Spec.Devices {
+		if isGPU(d) && d.Name != spare {
+			s.Spec.Devices[i].ConsumesCounters = nil
+		}
+	}
 }
 
 // dropShares does what `sharing: exclusive` does in a node configuration.

@@ -15,6 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
@@ -96,7 +100,11 @@ func (o options) run(ctx context.Context) error {
 	}
 	began := time.Now()
 	fmt.Printf("starting %d nodes\n", len(nodes))
-	f, err := fleet.Start(ctx, config, fleet.Config{Driver: o.driver, Nodes: nodes})
+	c := fleet.Config{Driver: o.driver, Nodes: nodes}
+	if c.Requests, c.OnDemand, err = requests(ctx, config); err != nil {
+		return err
+	}
+	f, err := fleet.Start(ctx, config, c)
 	if err != nil {
 		return fmt.Errorf("start fleet: %w", err)
 	}
@@ -110,6 +118,26 @@ func (o options) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Minute)
 	defer cancel()
 	return f.Stop(ctx)
+}
+
+// requests returns the ConfigMap in which the driver's controller names nodes. ok is false if the chart has none: then
+// its plugins publish all possible partitions.
+func requests(ctx context.Context, config *rest.Config) (name types.NamespacedName, ok bool, err error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return name, false, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	all, err := client.CoreV1().ConfigMaps(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=gpu-dra-driver"})
+	if err != nil {
+		return name, false, fmt.Errorf("look for the driver's chart: %w", err)
+	}
+	for _, c := range all.Items {
+		if strings.HasSuffix(c.Name, "-partition-requests") {
+			return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, true, nil
+		}
+	}
+	return name, false, nil
 }
 
 // with returns the prefix that makes a command line use the kubeconfig.

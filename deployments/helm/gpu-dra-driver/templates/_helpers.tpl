@@ -258,7 +258,7 @@ once yet: the first that does is the end of this range. */}}
 
 {{/* Whether possible partitions are published on demand. Partitions need Kubernetes 1.36. Values of older charts do not say. */}}
 {{- define "gpu-dra-driver.onDemand" -}}
-{{- if and .Values.controller.enabled (dig "onDemand" "enabled" false .Values.controller) .Values.rbac.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- if and .Values.controller.enabled (dig "onDemand" "enabled" true .Values.controller) .Values.rbac.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
 {{/* The ConfigMap in which the controller names nodes whose partitions pods wait for. */}}
