@@ -112,6 +112,7 @@ var (
 	sparePlugin = map[string]string{
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
 			"WatchList is off)",
+		"list configmaps": "the same",
 	}
 	spareController = map[string]string{
 		"list " + webhooks + "validatingwebhookconfigurations": "the same",
