@@ -87,7 +87,8 @@ func (n node) wipeKubeletState(t *testing.T, pod client.ObjectKey, uid types.UID
 func (n node) testManyForgotten(t *testing.T) {
 	const shares = 19
 	ns := n.namespace(t, "many")
-	gpu, _, _ := strings.Cut(n.gpus(t), "\n")
+	whole := n.gpus(t)
+	gpu, _, _ := strings.Cut(whole, "\n")
 	uuid := n.uuid(t, gpu)
 	// The template of the shares is created with its own pod.
 	n.running(t, n.share(t, ns, "share", "1Gi"))
@@ -121,6 +122,7 @@ func (n node) testManyForgotten(t *testing.T) {
 	})
 	n.simctl(t, "heal", gpu)
 	n.clean(t)
+	eventually(t, soon, "the GPU to be back", func() string { return is(n.gpus(t), whole) })
 }
 
 // holdVariable is the environment variable for the duration of stops in tests, such as 10m.
