@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
@@ -175,7 +177,12 @@ func (l *lab) place(ctx context.Context, k kind, count int, node func(int) strin
 			return "", 0, fmt.Errorf("%s: %d of %d pods are bound, and none was in %s; the scheduler said last: %s",
 				k.name, len(bound), count, placeTimeout, message)
 		case e, ok := <-events.ResultChan():
-			if !ok { // a new one tells of all pods again
+			if !ok || e.Type == watch.Error && apierrors.IsTimeout(apierrors.FromObject(e.Object)) {
+				// The API server has closed it, or is behind its etcd. A new one tells of all pods again.
+				events.Stop()
+				if ok {
+					time.Sleep(time.Second)
+				}
 				again, err := pods.Watch(ctx, metav1.ListOptions{})
 				if err != nil {
 					return "", 0, fmt.Errorf("%s: watch pods again: %w", k.name, err)
