@@ -78,6 +78,11 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 	return offered
 }
 
+// OfferAtFirst is Offer before a claim has had anything.
+func (inv Inventory) OfferAtFirst() map[string]bool {
+	return inv.Offer(func(string) Use { return Unused }, func(string) bool { return false })
+}
+
 // Only returns the inventory without the possible partitions of GPUs that are not offered: see Offer. A GPU without any
 // has no counters of partitions.
 func (inv Inventory) Only(offered map[string]bool) Inventory {

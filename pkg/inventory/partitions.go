@@ -86,7 +86,7 @@ func Defaults(gpus []gpu.Device) Inventory {
 // administrator's choice for a GPU.
 func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) Inventory {
 	inv := Possible(gpus, configured)
-	return inv.Only(inv.Offer(func(string) Use { return Unused }, func(string) bool { return false }))
+	return inv.Only(inv.OfferAtFirst())
 }
 
 // Possible returns the same with the possible partitions of all GPUs.

@@ -234,7 +234,7 @@ func (f *Fleet) join(ctx context.Context, m *member) error {
 	if m.object, err = f.register(ctx, m); err != nil {
 		return err
 	}
-	m.offered = atFirst(m.inventory)
+	m.offered = m.inventory.OfferAtFirst()
 	written, err := f.publish(ctx, m.Name, m.inventory.Only(m.offered).Pools(m.Name))
 	if err != nil {
 		return fmt.Errorf("publish devices: %w", err)

@@ -46,7 +46,7 @@ func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 			inv, err := m.discover(gpu.SharingMode{OnDemand: true})
 			requireError(t, err, "")
 			var got, want []string
-			for _, s := range inventory.Slices(Driver, "node", inv.Only(atFirst(inv)).Pools("node")) {
+			for _, s := range inventory.Slices(Driver, "node", inv.Only(inv.OfferAtFirst()).Pools("node")) {
 				for _, d := range s.Spec.Devices {
 					if !gpu.IsVFIO(d.Name) { // these depend on the node configuration
 						got = append(got, d.Name)

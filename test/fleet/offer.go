@@ -20,7 +20,6 @@ import (
 	resourceinformers "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -52,8 +51,7 @@ func (f *Fleet) startOffers(ctx context.Context, requests types.NamespacedName) 
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	f.offers = o
-	synced := []cache.InformerSynced{o.claims.HasSynced}
-	run := []cache.SharedIndexInformer{o.claims}
+	informers := []cache.SharedIndexInformer{o.claims}
 	if err := o.claims.SetTransform(dropManagedFields); err != nil {
 		return err
 	}
@@ -66,23 +64,12 @@ func (f *Fleet) startOffers(ctx context.Context, requests types.NamespacedName) 
 			func(list *metav1.ListOptions) {
 				list.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, requests.Name).String()
 			})
-		if _, err := named.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			UpdateFunc: o.asked}); err != nil {
+		if _, err := named.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: o.asked}); err != nil {
 			return err
 		}
-		synced, run = append(synced, named.HasSynced), append(run, named)
+		informers = append(informers, named)
 	}
-	for _, informer := range run {
-		f.wait.Go(func() { informer.RunWithContext(f.life) })
-	}
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return fmt.Errorf("list claims: %w", context.Cause(ctx))
-	}
-	for range podWorkers {
-		f.wait.Go(func() { o.work(f.life) })
-	}
-	context.AfterFunc(f.life, o.queue.ShutDown)
-	return nil
+	return follow(ctx, f, "Partitions not published", o.queue, o.sync, informers...)
 }
 
 // nodesOf returns the nodes of the devices of this driver that the claim has.
@@ -133,24 +120,6 @@ func (o offers) asked(before, now any) {
 			m.mu.Unlock()
 			o.queue.Add(node)
 		}
-	}
-}
-
-func (o offers) work(ctx context.Context) {
-	for {
-		node, over := o.queue.Get()
-		if over {
-			return
-		}
-		err := o.sync(ctx, node)
-		switch {
-		case err == nil:
-			o.queue.Forget(node)
-		case ctx.Err() == nil:
-			klog.FromContext(ctx).Error(err, "Partitions not published", "node", node)
-			o.queue.AddRateLimited(node)
-		}
-		o.queue.Done(node)
 	}
 }
 
@@ -227,11 +196,6 @@ func (f *Fleet) readSlices(ctx context.Context, m *member) error {
 		m.slices = append(m.slices, &found.Items[i])
 	}
 	return nil
-}
-
-// atFirst returns the GPUs of which the possible partitions are published before a claim has anything of the node.
-func atFirst(inv inventory.Inventory) map[string]bool {
-	return inv.Offer(func(string) inventory.Use { return inventory.Unused }, func(string) bool { return false })
 }
 
 // offer returns the GPUs of which the possible partitions are to be published, as the plugin decides it.

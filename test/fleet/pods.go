@@ -22,8 +22,8 @@ import (
 // nodeOfPod is the field selector for a pod's node.
 const nodeOfPod = "spec.nodeName"
 
-// podWorkers is the number of workers that update pods.
-const podWorkers = 16
+// workers is how many update pods, or slices.
+const workers = 16
 
 // kubelets does a kubelet's work on pods for all nodes, with one watch.
 type kubelets struct {
@@ -49,14 +49,23 @@ func (f *Fleet) startKubelets(ctx context.Context) error {
 		UpdateFunc: func(_, pod any) { k.look(pod) }}); err != nil {
 		return err
 	}
-	f.wait.Go(func() { k.pods.RunWithContext(f.life) })
-	if !cache.WaitForCacheSync(ctx.Done(), k.pods.HasSynced) {
-		return fmt.Errorf("list pods: %w", context.Cause(ctx))
+	return follow(ctx, f, "Pod not answered for", k.queue, k.sync, k.pods)
+}
+
+// follow runs the informers, and workers that call sync for what is in the queue, until the fleet ends. It returns when
+// the caches are synced. What fails comes into the queue again; failed is logged then.
+func follow[T comparable](ctx context.Context, f *Fleet, failed string, queue workqueue.TypedRateLimitingInterface[T],
+	sync func(context.Context, T) error, informers ...cache.SharedIndexInformer) error {
+	for _, informer := range informers {
+		f.wait.Go(func() { informer.RunWithContext(f.life) })
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			return fmt.Errorf("list what the fleet follows: %w", context.Cause(ctx))
+		}
 	}
-	for range podWorkers {
-		f.wait.Go(func() { k.work(f.life) })
+	for range workers {
+		f.wait.Go(func() { work(f.life, failed, queue, sync) })
 	}
-	context.AfterFunc(f.life, k.queue.ShutDown)
+	context.AfterFunc(f.life, queue.ShutDown)
 	return nil
 }
 
@@ -81,23 +90,24 @@ func (k kubelets) requeue() {
 	}
 }
 
-func (k kubelets) work(ctx context.Context) {
+func work[T comparable](ctx context.Context, failed string, queue workqueue.TypedRateLimitingInterface[T],
+	sync func(context.Context, T) error) {
 	for {
-		pod, over := k.queue.Get()
+		item, over := queue.Get()
 		if over {
 			return
 		}
-		err := k.sync(ctx, pod)
+		err := sync(ctx, item)
 		switch {
 		case err == nil:
-			k.queue.Forget(pod)
+			queue.Forget(item)
 		case ctx.Err() == nil:
-			if !apierrors.IsConflict(err) { // the watch delivers the newer version soon
-				klog.FromContext(ctx).Error(err, "Pod not answered for", "pod", pod)
+			if !apierrors.IsConflict(err) { // the newer version is known when it is tried again
+				klog.FromContext(ctx).Error(err, failed, "of", item)
 			}
-			k.queue.AddRateLimited(pod)
+			queue.AddRateLimited(item)
 		}
-		k.queue.Done(pod)
+		queue.Done(item)
 	}
 }
 

@@ -160,17 +160,16 @@ func perfSlice(node string, devices int) *resourceapi.ResourceSlice {
 func (l *lab) fill(ctx context.Context, o layout, nodes, before, percent int) error {
 	by := map[int][]string{} // nodes by how many devices a pod is to hold now
 	for i := range nodes {
-		n := o.held(i, percent) - o.held(i, before)
-		for range min(n, o.shares*n) { // a pod for each GPU with shares
-			by[0] = append(by[0], nodeName(i))
-		}
-		if n > 0 && o.shares == 0 {
+		switch n := o.held(i, percent) - o.held(i, before); {
+		case n > 0 && o.shares > 0: // a pod for each GPU, with shares of one
+			by[1] = append(by[1], slices.Repeat([]string{nodeName(i)}, n)...)
+		case n > 0:
 			by[n] = append(by[n], nodeName(i))
 		}
 	}
 	for count, names := range by {
 		k := kind{name: "filling", devices: one(o.class, fmt.Sprintf(", count: %d", count)), count: count}
-		if count == 0 {
+		if o.shares > 0 {
 			k = kind{name: "filling with shares", devices: shares(o.class, o.shares), count: o.shares}
 		}
 		if _, _, err := l.place(ctx, k, len(names), func(i int) string { return names[i] }); err != nil {
