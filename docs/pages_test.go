@@ -86,32 +86,39 @@ func operands(n ast.Expr) string {
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	public  = regexp.MustCompile(`https://github\.com/gpudra/gpu-dra-driver/blob/main/([^\s"')]+)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	fence   = regexp.MustCompile("(?s)\n```.*?\n```")
 	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// Every link of every page leads to a file that is there, and to a heading that is in it.
+// Every link of every page leads to a file that is there, and to a heading that is in it; so do the links of alerts.
 func TestLinks(t *testing.T) {
-	walk(t, "..", func(file string) {
-		if filepath.Ext(file) != ".md" {
-			return
+	check := func(file, folder, target string) {
+		t.Helper()
+		path, anchor, _ := strings.Cut(target, "#")
+		if path == "" {
+			path = file
+		} else {
+			path = filepath.Join(folder, path)
 		}
-		for _, found := range link.FindAllStringSubmatch(fence.ReplaceAllString(read(t, file), ""), -1) {
-			target, anchor, _ := strings.Cut(found[1], "#")
-			if strings.Contains(target, "://") {
-				continue
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%s: link to %s: %v", file, target, err)
+		} else if anchor != "" && !hasHeading(read(t, path), anchor) {
+			t.Errorf("%s: link to %s: no such heading", file, target)
+		}
+	}
+	walk(t, "..", func(file string) {
+		switch filepath.Ext(file) {
+		case ".md":
+			for _, found := range link.FindAllStringSubmatch(fence.ReplaceAllString(read(t, file), ""), -1) {
+				if !strings.Contains(found[1], "://") {
+					check(file, filepath.Dir(file), found[1])
+				}
 			}
-			path := file
-			if target != "" {
-				path = filepath.Join(filepath.Dir(file), target)
-			}
-			if _, err := os.Stat(path); err != nil {
-				t.Errorf("%s: link to %s: %v", file, found[1], err)
-				continue
-			}
-			if anchor != "" && !hasHeading(read(t, path), anchor) {
-				t.Errorf("%s: link to %s: no such heading", file, found[1])
+		case ".yaml":
+			for _, found := range public.FindAllStringSubmatch(read(t, file), -1) {
+				check(file, "..", found[1])
 			}
 		}
 	})

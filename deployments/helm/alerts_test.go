@@ -58,6 +58,9 @@ func TestAlerts(t *testing.T) {
 				t.Errorf("%s: %s %q: want a sentence", a.Alert, name, text)
 			}
 		}
+		if a.Annotations["runbook_url"] == "" { // TestLinks of docs looks whether it leads somewhere
+			t.Errorf("%s has no runbook_url", a.Alert)
+		}
 		for _, file := range regexp.MustCompile(`docs/\w+\.md`).FindAllString(a.Annotations["description"], -1) {
 			if _, err := os.Stat(filepath.Join("../..", file)); err != nil {
 				t.Errorf("%s: %v", a.Alert, err)

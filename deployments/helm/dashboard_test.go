@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	admissionmetrics "k8s.io/apiserver/pkg/admission/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/yaml"
@@ -86,9 +88,12 @@ func TestDashboardCheck(t *testing.T) {
 func scraped(t *testing.T) series {
 	t.Helper()
 	server := webhookserver.NewServer(webhookserver.Options{})
-	for _, found := range regexp.MustCompile(`- name: ([^. ]+)\.\S+\n +clientConfig:`).FindAllStringSubmatch(read(t,
+	for _, found := range regexp.MustCompile(`- name: (([^. ]+)\.\S+)\n +clientConfig:`).FindAllStringSubmatch(read(t,
 		"testdata/default.golden.yaml"), -1) {
-		if path := "/" + found[1]; !slices.Contains(webhooks, path) {
+		admissionmetrics.Metrics.ObserveWebhookFailOpen(t.Context(), found[1], "validating")
+		admissionmetrics.Metrics.ObserveWebhookRejection(t.Context(), found[1], "validating", "CREATE",
+			admissionmetrics.WebhookRejectionCallingWebhookError, 0)
+		if path := "/" + found[2]; !slices.Contains(webhooks, path) {
 			webhooks = append(webhooks, path)
 			server.Register(path, http.NotFoundHandler())
 			// a histogram has no series before its first value
@@ -99,6 +104,7 @@ func scraped(t *testing.T) series {
 	known.gather(t, nodemetrics.Example(t), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
+	known.gather(t, legacyregistry.DefaultGatherer, nil) // of an API server
 	return known
 }
 

@@ -31,6 +31,7 @@ func Example() *prometheus.Registry {
 	refused.WithLabelValues("")
 	quotas := metrics.NewQuotas()
 	quotas.WithLabelValues("", "", "memory", "used")
+	quotas.WithLabelValues("", "", "memory", "hard")
 	remote := metrics.NewRemoteGPUs()
 	remote.WithLabelValues("", "", "free")
 	remote.WithLabelValues("", "", "allocated")
