@@ -25,7 +25,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters nightly test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters nightly test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-next test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,12 +56,14 @@ clusters:
 	@$(MAKE) test-e2e
 
 # What make test leaves out because it mostly compiles other programs, or for other machines: an older Kubernetes, a
-# release for two processors and two systems, Karpenter, Kueue. On an empty cache of Go these take longer than the rest.
-nightly: ## the tests that make test leaves out: an older Kubernetes, a release, Karpenter, Kueue (needs root, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
+# release for two processors and two systems, Karpenter, Kueue, the next Kubernetes. On an empty cache of Go these take
+# longer than the rest.
+nightly: ## the tests that make test leaves out: an older Kubernetes, a release, Karpenter, Kueue, the next Kubernetes (needs root, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
 	@$(MAKE) test-oldest
 	@$(MAKE) test-dist
 	@$(MAKE) test-karpenter
 	@$(MAKE) test-kueue
+	@$(MAKE) test-next
 
 # Vet is part of lint, and the packages of test-race are tested once.
 compute:
@@ -144,6 +146,10 @@ test-kueue: ## run Kueue's own code with the slices and classes of this driver (
 	$(GO) build -o _output/bin/dra-controller ./cmd/dra-controller
 	PROGRAMS=$$(dirname "$$(readlink $(TOOLS)/kubectl)") DRA_CONTROLLER=$(CURDIR)/_output/bin/dra-controller \
 		$(GO) test -C test/kueue -count=1 -v ./...
+
+test-next: ## build with the modules of the next Kubernetes and run the unit tests; downloads a newer Go, and compiles for minutes
+	@./hack/prerequisites.sh
+	./hack/test-next.sh
 
 test-vfio: ## bind PCI functions to vfio-pci and return them, on an emulated machine with an IOMMU (needs root, qemu-system-x86)
 	@./hack/prerequisites.sh root

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -95,9 +96,7 @@ func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceS
 		if compiled.Error != nil {
 			t.Fatal(compiled.Error)
 		}
-		ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: clustertest.Driver,
-			Attributes: d.Attributes,
-			Capacity:   d.Capacity})
+		ok, _, err := compiled.DeviceMatches(t.Context(), allocator.Device(clustertest.Driver, &d))
 		if err != nil {
 			t.Fatalf("%s: %s: %v", d.Name, s.CEL.Expression, err)
 		}

@@ -101,22 +101,24 @@ var allowed = map[string][]string{
 
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"internal/cluster/offer", "pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
+	// What differs between versions of Kubernetes' allocator.
+	"internal/allocator": {},
 	// The model of the cluster, for the controller and for the plugin of kubectl. Only evict, read and waiting have a
 	// client.
-	"internal/cluster":           {"internal/remote", "pkg/gpu"},
+	"internal/cluster":           {"internal/allocator", "internal/remote", "pkg/gpu"},
 	"internal/cluster/read":      {"internal/cluster"},
-	"internal/cluster/selectors": {"pkg/inventory", "pkg/nearest"},
+	"internal/cluster/selectors": {"internal/allocator", "pkg/inventory", "pkg/nearest"},
 	"internal/cluster/evict":     {},
 	"internal/cluster/waiting":   {"internal/cluster"},
 	"internal/cluster/fit":       {"internal/cluster", "pkg/allocation", "pkg/gpu", "pkg/inventory", "pkg/sharing"},
 	// It asks the node's own plan what a node would refuse. What is built on it is answers, advice and moves.
 	"internal/cluster/offer": {"internal/cluster", "pkg/gpu", "pkg/inventory"},
-	"internal/cluster/schedule": {"internal/cluster", "internal/cluster/fit", "internal/cluster/offer",
-		"internal/cluster/read",
+	"internal/cluster/schedule": {"internal/allocator", "internal/cluster", "internal/cluster/fit",
+		"internal/cluster/offer", "internal/cluster/read",
 		"internal/cluster/selectors", "internal/remote", "pkg/nearest", "pkg/sharing"},
-	"internal/cluster/advice": {"internal/cluster", "internal/cluster/fit", "internal/cluster/schedule",
-		"internal/cluster/selectors", "pkg/nearest"},
-	"internal/cluster/moves": {"internal/cluster", "internal/cluster/fit", "internal/cluster/schedule",
+	"internal/cluster/advice": {"internal/allocator", "internal/cluster", "internal/cluster/fit",
+		"internal/cluster/schedule", "internal/cluster/selectors", "pkg/nearest"},
+	"internal/cluster/moves": {"internal/allocator", "internal/cluster", "internal/cluster/schedule",
 		"internal/cluster/selectors", "pkg/gpu"},
 
 	// The controller.
@@ -177,9 +179,9 @@ var allowed = map[string][]string{
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/advice", "internal/cluster/fit", "internal/cluster/schedule",
 		"internal/cluster/selectors", "internal/remote", "pkg/nearest", "pkg/sharing"},
-	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/evict", "internal/cluster/moves",
-		"internal/cluster/offer", "internal/cluster/read", "internal/cluster/schedule", "internal/guard",
-		"internal/nodetemplate", "internal/placement", "internal/remote",
+	"kubectl-gpu/commands": {"internal/allocator", "internal/cluster", "internal/cluster/evict",
+		"internal/cluster/moves", "internal/cluster/offer", "internal/cluster/read", "internal/cluster/schedule",
+		"internal/guard", "internal/nodetemplate", "internal/placement", "internal/remote",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
 		"pkg/nodeconfig"},
 	"kubectl-gpu": {"kubectl-gpu/commands"},
@@ -190,7 +192,7 @@ var allowed = map[string][]string{
 	"simulator/smi":         {"pkg/hwprofile", "simulator/node"},
 	"simulator/simctl":      {"pkg/hwprofile", "simulator", "simulator/node"},
 	"simulator/clustertest": {"internal/cluster", "pkg/gpu", "pkg/inventory", "simulator/simtest"},
-	"simulator/fleettest": {"internal/cluster", "internal/cluster/fit", "internal/cluster/read",
+	"simulator/fleettest": {"internal/allocator", "internal/cluster", "internal/cluster/read",
 		"internal/cluster/selectors", "pkg/gpu", "simulator/clustertest"},
 	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
 	"simulator/mps":     {"simulator/node"},
@@ -236,7 +238,7 @@ var onlyIn = map[string][]string{
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
 	// One package asks Kubernetes' allocator; so do tests that judge what is built on it.
-	"k8s.io/dynamic-resource-allocation/structured": {"internal/cluster/fit", "simulator/fleettest"},
+	"k8s.io/dynamic-resource-allocation/structured": {"internal/allocator"},
 	"k8s.io/kubernetes/":                            {},
 	"github.com/opencontainers":                     {},
 }

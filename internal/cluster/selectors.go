@@ -10,8 +10,9 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 )
 
 // Sizes of the caches of compiled selectors and of their results. Users choose the selectors: one of maxExpression
@@ -154,9 +155,7 @@ func (v *View) Accepts(ctx context.Context, k *DeviceKind, s resourceapi.DeviceS
 	if compiled.Error != nil {
 		return false, compiled.Error
 	}
-	ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: v.driver,
-		AllowMultipleAllocations: k.Device.AllowMultipleAllocations, Attributes: k.Device.Attributes,
-		Capacity: k.Device.Capacity})
+	ok, _, err := compiled.DeviceMatches(ctx, allocator.Device(v.driver, &k.Device))
 	r := result{err == nil && (ok || selectsByIdentity(s.CEL.Expression)), err}
 	if ctx.Err() == nil { // else the evaluation was interrupted
 		v.results.Add(key, r)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -77,7 +78,7 @@ func New(driver string) *View {
 	}
 	return &View{
 		driver: driver, domain: resourceapi.QualifiedName(domain),
-		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
+		selectors: allocator.NewCache(cachedSelectors),
 		results:   lru.New(cachedResults),
 		kinds:     map[string]*DeviceKind{}, byMap: map[uintptr]*DeviceKind{}, slices: map[string][]Device{},
 		nodes: map[string]*NodeDevices{}, gpus: map[gpuID]*GPU{}, claims: map[types.NamespacedName]*Claim{},

@@ -12,10 +12,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -42,7 +41,7 @@ func TestWhatIsOfferedIsPrepared(t *testing.T) {
 	shapes := []string{"", "memory=5Gi", "memory=5Gi cores=30", "memory=5Gi cores=0", "memory=1 cores=100", "memory=0",
 		"cores=30", "cores=100", "shares=1", "shares=2", "shares=4", "shares=48"}
 	ctx := context.Background()
-	cache := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
+	cache := allocator.NewCache(10)
 	accepted := map[string]int{}
 	for _, profile := range Profiles() {
 		for machine, with := range machines {
@@ -125,30 +124,13 @@ func claimFor(t *testing.T, shape string) *resourceapi.ResourceClaim {
 			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: request}}}}}
 }
 
-// anyDevice lists one class, which has every device.
-type anyDevice struct{}
-
-func (anyDevice) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
-
-func (anyDevice) Get(string) (*resourceapi.DeviceClass, error) {
-	return &resourceapi.DeviceClass{}, nil
-}
-
 // allocate allocates the device of the slice to the claim, as the scheduler does.
 func allocate(ctx context.Context, t *testing.T, claim *resourceapi.ResourceClaim, of *resourceapi.ResourceSlice,
 	cache *cel.Cache) bool {
 	t.Helper()
-	allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true,
-		PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, FractionalCapacityRange: true},
-		structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-			AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-			AggregatedCapacity:       structured.NewConsumedCapacityCollection()},
-		anyDevice{}, []*resourceapi.ResourceSlice{of}, cache)
-	if err != nil {
-		t.Fatal(err)
-	}
+	any := allocator.Classes{claim.Spec.Devices.Requests[0].Exactly.DeviceClassName: {}}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
-	results, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+	results, err := any.Place(ctx, cache, node, []*resourceapi.ResourceSlice{of}, allocator.HeldBy(nil, nil), claim)
 	if err != nil || len(results) == 0 {
 		return false
 	}

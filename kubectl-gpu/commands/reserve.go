@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
@@ -240,7 +241,7 @@ func partitionsAsKinds() read.Devices {
 // choose returns the GPUs to keep: all that are selected, or the first --gpus that new claims could get, idle ones
 // first.
 func (f *reserveOptions) choose(ctx context.Context, all []*GPU) (chosen []*GPU, err error) {
-	compiled := cel.NewCache(1, cel.Features{EnableConsumableCapacity: true})
+	compiled := allocator.NewCache(1)
 	for _, g := range all {
 		accepted, err := f.accepts(ctx, compiled, g)
 		if err != nil {
@@ -293,8 +294,7 @@ func (f *reserveOptions) accepts(ctx context.Context, cache *cel.Cache, g *GPU) 
 	if g.device == nil { // only partitions are published
 		return false, nil
 	}
-	ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: g.Driver, Attributes: g.device.Attributes,
-		AllowMultipleAllocations: g.device.AllowMultipleAllocations, Capacity: g.device.Capacity})
+	ok, _, err := compiled.DeviceMatches(ctx, allocator.Device(g.Driver, g.device))
 	if err != nil {
 		return false, fmt.Errorf("--selector: %s: %w", g.Ref(), err)
 	}

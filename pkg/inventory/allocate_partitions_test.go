@@ -13,9 +13,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -39,12 +39,13 @@ type node struct {
 	cards     int
 	inv       inventory.Inventory
 	published []*resourceapi.ResourceSlice
-	state     structured.AllocatedState
+	held      allocator.Held
+	shares    int // that take has given out
 }
 
 func newNode(cards int) *node {
 	inv := divided(partitionable(card, cards))
-	return &node{cards, inv, inAPI(inv.Pools(nodeName)), nothingAllocated()}
+	return &node{cards: cards, inv: inv, published: inAPI(inv.Pools(nodeName)), held: nothingAllocated()}
 }
 
 // claim is one as rows write it: "1g.10gb × 2 & 3g.40gb" are two requests; of "gpu" with "5Gi" it wants a share. "same:
@@ -88,13 +89,13 @@ func (n *node) claim(t *testing.T, text string) *resourceapi.ResourceClaim {
 // allocate gives the claim what it gets, and keeps it.
 func (n *node) allocate(t *testing.T, text string) (got string, devices []gpu.Device, steps int64) {
 	t.Helper()
-	results, problem, steps := search(t, n.state, partitionClasses, n.published, n.claim(t, text))
+	results, problem, steps := search(t, n.held, partitionClasses, n.published, n.claim(t, text))
 	if problem != "" {
 		return problem, nil, steps
 	}
 	var all []string
 	for _, r := range results {
-		keep(n.state, r)
+		n.held.Add(r)
 		d, _ := n.inv.Find(r.Device)
 		devices = append(devices, d)
 		all = append(all, n.short(d))
@@ -116,16 +117,14 @@ func (n *node) short(d gpu.Device) string {
 
 // take marks the device as allocated, a whole GPU for so much of its memory.
 func (n *node) take(name, memory string) {
-	id := structured.MakeDeviceID(driver, nodeName, name)
-	if d, _ := n.inv.Find(name); d.Partition != nil {
-		n.state.AllocatedDevices.Insert(id)
-		return
+	r := resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: nodeName, Device: name}
+	if d, _ := n.inv.Find(name); d.Partition == nil {
+		n.shares++
+		r.ShareID = ptr.To(types.UID(fmt.Sprint("share-", n.shares)))
+		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory),
+			"cores": resource.MustParse("0")}
 	}
-	consumed := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory),
-		"cores": resource.MustParse("0")}
-	n.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
-		ptr.To(types.UID(fmt.Sprint("share-", len(n.state.AllocatedSharedDeviceIDs))))))
-	n.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, consumed))
+	n.held.Add(r)
 }
 
 func TestAllocationOfPartitions(t *testing.T) {
@@ -208,7 +207,7 @@ func TestUnlimitedGPUOrItsPartitions(t *testing.T) {
 		gpus := partitionable(card, 1)
 		gpus[0].Use.Sharing = gpu.Unlimited
 		inv := divided(gpus)
-		n := &node{1, inv, inAPI(inv.Pools(nodeName)), nothingAllocated()}
+		n := &node{cards: 1, inv: inv, published: inAPI(inv.Pools(nodeName)), held: nothingAllocated()}
 		n.allocate(t, row.first)
 		if got, _, _ := n.allocate(t, row.second); got != row.want {
 			t.Errorf("%s after %s: got %s, want %s", row.second, row.first, got, row.want)
@@ -352,7 +351,7 @@ var empty = map[int]*node{8: newNode(8), 16: newNode(16)}
 
 func newNodes(rng *rand.Rand) *node {
 	n := *empty[8<<rng.Intn(2)]
-	n.state = nothingAllocated()
+	n.held = nothingAllocated()
 	return &n
 }
 
@@ -397,7 +396,7 @@ func TestSearchSteps(t *testing.T) {
 	} {
 		t.Run(row.claim, func(t *testing.T) {
 			n := *empty[8]
-			n.state = nothingAllocated()
+			n.held = nothingAllocated()
 			for _, d := range n.inv.GPUs()[:8-row.free] {
 				n.take(d.Name+"-mig-7g80gb-0", "")
 			}

@@ -16,26 +16,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // The scheduler's own allocator, run on what we publish for one node: does a claim fit, and which GPU does it get?
-
-// features are those of Kubernetes 1.37 by default: the incubating allocator.
-var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
-	DeviceBindingAndStatus: true, ConsumableCapacity: true,
-}
 
 // classes are device classes: name → the expression that selects its devices.
 type classes map[string]string
@@ -44,7 +36,7 @@ type classes map[string]string
 var chart = chartClasses("../../deployments/helm/testdata/default.golden.yaml")
 
 // compiled are the expressions that the scheduler has seen already.
-var compiled = cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
+var compiled = allocator.NewCache(100)
 
 func chartClasses(file string) classes {
 	text, err := os.ReadFile(file)
@@ -307,17 +299,17 @@ func newClaim(t *testing.T, requests string) *resourceapi.ResourceClaim {
 func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim,
 	taken []string) string {
 	t.Helper()
-	state := nothingAllocated()
+	held := nothingAllocated()
 	for _, d := range taken {
 		name, share, shared := strings.Cut(d, "#")
-		id := structured.MakeDeviceID(driver, inventory.PoolOf(nodeName, name), name)
+		r := resourceapi.DeviceRequestAllocationResult{Driver: driver, Device: name,
+			Pool: inventory.PoolOf(nodeName, name)}
 		if shared {
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(share))))
-			continue
+			r.ShareID = ptr.To(types.UID(share))
 		}
-		state.AllocatedDevices.Insert(id)
+		held.Add(r)
 	}
-	results, problem := allocateIn(t, state, published, claim)
+	results, problem := allocateIn(t, held, published, claim)
 	if problem != "" {
 		return problem
 	}
@@ -328,37 +320,31 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 	return strings.Join(out, " ")
 }
 
-func nothingAllocated() structured.AllocatedState {
-	return structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
-}
+func nothingAllocated() allocator.Held { return allocator.HeldBy(nil, nil) }
 
-// allocateIn is what the claim gets while others have what the state says, or why it gets nothing.
-func allocateIn(t *testing.T, state structured.AllocatedState, published []*resourceapi.ResourceSlice,
+// allocateIn is what the claim gets while others hold so much, or why it gets nothing.
+func allocateIn(t *testing.T, held allocator.Held, published []*resourceapi.ResourceSlice,
 	claim *resourceapi.ResourceClaim) ([]resourceapi.DeviceRequestAllocationResult, string) {
 	t.Helper()
-	results, problem, _ := search(t, state, chart, published, claim)
+	results, problem, _ := search(t, held, chart, published, claim)
 	return results, problem
 }
 
 // search also says how many steps the allocator took: how often it looked for one device, or was done with a request or
 // a claim.
-func search(t *testing.T, state structured.AllocatedState, known classes, published []*resourceapi.ResourceSlice,
+func search(t *testing.T, held allocator.Held, known classes, published []*resourceapi.ResourceSlice,
 	claim *resourceapi.ResourceClaim) (
 	results []resourceapi.DeviceRequestAllocationResult, problem string, steps int64) {
 	t.Helper()
 	ctx := context.Background()
-	allocator, err := structured.NewAllocator(ctx, features, state, known, published, compiled)
+	scheduler, err := allocator.New(ctx, held, known, published, compiled)
 	if err != nil {
 		t.Fatal(err)
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
-	allocated, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+	allocated, err := scheduler.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
 	// The type of the answer is internal to the module.
-	steps = reflect.ValueOf(allocator).MethodByName("GetStats").Call(nil)[0].FieldByName(
+	steps = reflect.ValueOf(scheduler).MethodByName("GetStats").Call(nil)[0].FieldByName(
 		"NumAllocateOneInvocations").Int()
 	switch {
 	case err != nil:

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -76,7 +75,7 @@ func TestAllocationOfShares(t *testing.T) {
 				devices[i].Use = map[string]gpu.SharingMode{"gpu-3b-00-0": row.first,
 					"gpu-af-00-0": row.second}[devices[i].Name]
 			}
-			state := nothingAllocated()
+			held := nothingAllocated()
 			var got []string
 			for _, c := range row.claims {
 				class := driver
@@ -85,11 +84,11 @@ func TestAllocationOfShares(t *testing.T) {
 				}
 				claim := newClaim(t, fmt.Sprintf("[{name: gpu, exactly: {deviceClassName: %s, capacity: %s}}]", class,
 					c))
-				results, problem := allocateIn(t, state, slicesOf(devices), claim)
+				results, problem := allocateIn(t, held, slicesOf(devices), claim)
 				got = append(got, problem)
 				for _, r := range results {
 					got[len(got)-1] = shareText(r)
-					keep(state, r)
+					held.Add(r)
 				}
 			}
 			if got := strings.Join(got, ", "); got != row.want {
@@ -97,17 +96,6 @@ func TestAllocationOfShares(t *testing.T) {
 			}
 		})
 	}
-}
-
-// keep is what the scheduler remembers of an allocation.
-func keep(state structured.AllocatedState, r resourceapi.DeviceRequestAllocationResult) {
-	id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-	if r.ShareID == nil {
-		state.AllocatedDevices.Insert(id)
-		return
-	}
-	state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-	state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 }
 
 func shareText(r resourceapi.DeviceRequestAllocationResult) string {

@@ -47,7 +47,7 @@ func TestAllocationForVirtualMachines(t *testing.T) {
 		{true, "30Gi", vmClass, "does not fit"},
 	} {
 		inv := divided(passable(1, row.partitions))
-		n := &node{1, inv, inAPI(inv.Pools(nodeName)), nothingAllocated()}
+		n := &node{cards: 1, inv: inv, published: inAPI(inv.Pools(nodeName)), held: nothingAllocated()}
 		if got, _, _ := n.allocate(t, row.first); got != "-1" && got != "-1/1g.10gb@6" {
 			t.Errorf("%s: got %s, want the GPU", row.first, got)
 		}

@@ -49,7 +49,7 @@ func TestAllocationOfVGPUs(t *testing.T) {
 		{[]string{"A16-4Q", "A16-8Q"}, "4Q 4Q 8Q 8Q", "mdev-0 - mdev-1 -"},
 	} {
 		published := inAPI(inventory.Defaults([]gpu.Device{a16(t, row.existing...)}).Pools(nodeName))
-		state := nothingAllocated()
+		held := nothingAllocated()
 		var got []string
 		for c := range strings.FieldsSeq(row.claims) {
 			requests := exactly("vgpu.nvidia.com", ", selectors: [{cel: {expression: "+
@@ -62,10 +62,10 @@ func TestAllocationOfVGPUs(t *testing.T) {
 			case "5Gi":
 				requests = exactly(driver, ", capacity: {requests: {memory: 5Gi}}")
 			}
-			results, problem := allocateIn(t, state, published, newClaim(t, requests))
+			results, problem := allocateIn(t, held, published, newClaim(t, requests))
 			name := "-"
 			for _, r := range results {
-				keep(state, r)
+				held.Add(r)
 				name = strings.TrimPrefix(r.Device, "gpu-3d-00-0-vgpu-")
 			}
 			if problem != "" && problem != "does not fit" {

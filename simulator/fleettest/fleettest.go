@@ -17,11 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -78,45 +76,23 @@ func Claim(t testing.TB, name, devices string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// Judge asks the allocator about each node of the snapshot, without anything of the packages that are tested. It
+// Judge asks the allocator about each node of the snapshot, without the packages that are tested. It
 // returns the first node that the claims fit on, or "". An error on any node is an error, as for the scheduler.
 func Judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims ...*resourceapi.ResourceClaim) (string,
 	[]resourceapi.AllocationResult, error) {
 	t.Helper()
-	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
-	for _, c := range s.Claims {
-		if c.Status.Allocation == nil || ended[c.UID] {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.AdminAccess != nil && *r.AdminAccess {
-				continue
-			}
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-		}
-	}
-	classes := fit.Classes{}
+	classes := allocator.Classes{}
 	for _, c := range s.Classes {
 		classes[c.Name] = c
 	}
-	allocator, err := structured.NewAllocator(t.Context(), structured.Features{AdminAccess: true, PrioritizedList: true,
-		PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
-		FractionalCapacityRange: true}, state, classes, s.Slices, selectors.Compiled)
+	judge, err := allocator.New(t.Context(), allocator.HeldBy(s.Claims, ended), classes, s.Slices, selectors.Compiled)
 	if err != nil {
 		t.Fatal(err)
 	}
 	on, got := "", []resourceapi.AllocationResult(nil)
 	for _, n := range s.Nodes {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		results, err := allocator.Allocate(ctx, n, claims)
+		results, err := judge.Allocate(ctx, n, claims)
 		cancel()
 		if err != nil {
 			return "", nil, err

@@ -16,12 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -65,11 +64,11 @@ type allocatorNode struct {
 	inv      inventory.Inventory
 	slices   []*resourceapi.ResourceSlice
 	compiled *cel.Cache
-	state    structured.AllocatedState
+	held     allocator.Held
 }
 
 func newAllocatorNode(inv inventory.Inventory) *allocatorNode {
-	s := &allocatorNode{inv: inv, compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+	s := &allocatorNode{inv: inv, compiled: allocator.NewCache(100)}
 	s.slices = inventory.Slices(driver, "node", inv.Pools("node"))
 	for i, slice := range s.slices {
 		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, i), types.UID(fmt.Sprint(i))
@@ -79,18 +78,14 @@ func newAllocatorNode(inv inventory.Inventory) *allocatorNode {
 
 // fill allocates about half of the node at random: of each GPU all, a share, nothing, or partitions.
 func (s *allocatorNode) fill(rng *rand.Rand) {
-	s.state = structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+	s.held = allocator.HeldBy(nil, nil)
 	for i, d := range s.inv.GPUs() {
-		id := structured.MakeDeviceID(driver, "node", d.Name)
 		switch rng.Intn(5) {
 		case 0, 1:
-			s.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
-				ptr.To(types.UID(fmt.Sprint("share-", i)))))
-			s.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id,
-				map[resourceapi.QualifiedName]resource.Quantity{
-					"memory": resource.MustParse([]string{"80Gi", "10Gi"}[rng.Intn(2)]), "cores": {}}))
+			s.held.Add(resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: "node", Device: d.Name,
+				ShareID: ptr.To(types.UID(fmt.Sprint("share-", i))),
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse([]string{"80Gi", "10Gi"}[rng.Intn(2)]), "cores": {}}})
 		default:
 			s.fillGPU(rng, d.UUID, rng.Intn(8))
 		}
@@ -106,7 +101,7 @@ func (s *allocatorNode) fillGPU(rng *rand.Rand, of gpu.UUID, enough int) {
 		if p == nil || p.Parent != of || taken+p.Size > 8 || taken >= enough || !fitsBeside(*p, held) {
 			continue
 		}
-		s.state.AllocatedDevices.Insert(structured.MakeDeviceID(driver, "node", s.inv[i].Name))
+		s.held.Add(resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: "node", Device: s.inv[i].Name})
 		held, taken = append(held, *p), taken+p.Size
 	}
 }
@@ -131,13 +126,11 @@ func (s *allocatorNode) ask(ctx context.Context, class string, selectors []strin
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: "claim", UID: "claim"}}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "part", Exactly: &request}}
 	begin := time.Now()
-	allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true,
-		PartitionableDevices: true, DeviceTaints: true,
-		DeviceBindingAndStatus: true, ConsumableCapacity: true}, s.state, deviceClasses{}, s.slices, s.compiled)
+	scheduler, err := allocator.New(ctx, s.held, deviceClasses{}, s.slices, s.compiled)
 	if err != nil {
 		return 0, err
 	}
-	_, err = allocator.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}},
+	_, err = scheduler.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}},
 		[]*resourceapi.ResourceClaim{claim})
 	return time.Since(begin), err
 }

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/test/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
@@ -98,7 +98,7 @@ func (o options) search(ctx context.Context) (r searches, err error) {
 		return r, err
 	}
 	r.Nodes = o.nodes
-	compiled := cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
+	compiled := allocator.NewCache(100)
 	clusters := make([][]*resourceapi.ResourceSlice, len(searchColumns))
 	for i, column := range searchColumns {
 		r.Columns = append(r.Columns, column.name)
@@ -158,11 +158,9 @@ func cluster(text string, nodes int, changes []func(*resourceapi.ResourceSlice))
 	return all, nil
 }
 
-// held returns the state in which so many percent of the GPUs of each node are allocated.
-func held(cluster []*resourceapi.ResourceSlice, percent int) structured.AllocatedState {
-	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+// held returns what is held if so many percent of the GPUs of each node are allocated.
+func held(cluster []*resourceapi.ResourceSlice, percent int) allocator.Held {
+	all := allocator.HeldBy(nil, nil)
 	taken := map[string]int{}
 	for _, slice := range cluster {
 		node := *slice.Spec.NodeName
@@ -171,26 +169,24 @@ func held(cluster []*resourceapi.ResourceSlice, percent int) structured.Allocate
 				continue
 			}
 			taken[node]++
-			id := structured.MakeDeviceID(fleet.Driver, node, d.Name)
-			if !ptr.Deref(d.AllowMultipleAllocations, false) {
-				state.AllocatedDevices.Insert(id)
-				continue
+			r := resourceapi.DeviceRequestAllocationResult{Driver: fleet.Driver, Pool: node, Device: d.Name}
+			if ptr.Deref(d.AllowMultipleAllocations, false) {
+				r.ShareID = ptr.To(types.UID(node + d.Name))
+				r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+				for name, c := range d.Capacity {
+					r.ConsumedCapacity[name] = c.Value
+				}
 			}
-			all := structured.ConsumedCapacity{}
-			for name, c := range d.Capacity {
-				all[name] = ptr.To(c.Value.DeepCopy())
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(node+d.Name))))
-			state.AggregatedCapacity[id] = all
+			all.Add(r)
 		}
 	}
-	return state
+	return all
 }
 
 // search returns the mean processor time of the allocator for the kind and the first node, in milliseconds; -1 if the
 // node has no such devices. Other work on this machine does not count.
-func (k kind) search(ctx context.Context, classes classLister, compiled *cel.Cache,
-	cluster []*resourceapi.ResourceSlice, state structured.AllocatedState) (float64, error) {
+func (k kind) search(ctx context.Context, classes allocator.Classes, compiled *cel.Cache,
+	cluster []*resourceapi.ResourceSlice, held allocator.Held) (float64, error) {
 	const repeats = 20
 	template, err := k.template("default")
 	if err != nil {
@@ -210,13 +206,7 @@ func (k kind) search(ctx context.Context, classes classLister, compiled *cel.Cac
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(0)}}
 	var before time.Duration
 	for i := range repeats + 1 {
-		allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true,
-			PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true},
-			state, classes, cluster, compiled)
-		if err != nil {
-			return 0, err
-		}
-		got, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+		got, err := classes.Place(ctx, compiled, node, cluster, held, claim)
 		if err != nil {
 			return 0, err
 		}
@@ -237,18 +227,4 @@ func processorTime() time.Duration {
 		panic(err) // every Linux has it
 	}
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
-}
-
-// classLister has device classes by name.
-type classLister map[string]*resourceapi.DeviceClass
-
-// List returns none: no claim is for an extended resource.
-func (c classLister) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
-
-// Get returns a class.
-func (c classLister) Get(name string) (*resourceapi.DeviceClass, error) {
-	if class := c[name]; class != nil {
-		return class, nil
-	}
-	return nil, fmt.Errorf("there is no class %s", name)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
@@ -352,7 +353,7 @@ func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resou
 			continue
 		}
 		left := c.Value.DeepCopy()
-		if used := f.Group.Held.Capacity(fit.NameOf(f.Slice.Spec.Driver, f.Slice.Spec.Pool.Name, f.Device.Name),
+		if used := f.Group.Held.Capacity(allocator.NameOf(f.Slice.Spec.Driver, f.Slice.Spec.Pool.Name, f.Device.Name),
 			name); used != nil {
 			left.Sub(*used)
 		}

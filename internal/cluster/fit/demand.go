@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fit says whether and where claims get devices. Place asks Kubernetes' own allocator about a node: that is the
-// truth, and takes milliseconds. Node.Estimate computes it from the view of one driver, in microseconds, for questions
-// about thousands of nodes. What Estimate gives out, Place does, unless Node.Unsure says that it cannot know: of
+// Package fit says whether and where claims get devices, from the view of one driver, in microseconds, for questions
+// about thousands of nodes. Package allocator asks Kubernetes' own allocator about a node: that is the truth, and takes
+// milliseconds. What Node.Estimate gives out, the allocator does, unless Node.Unsure says that it cannot know: of
 // selectors it takes those of single GPUs for met.
 package fit
 

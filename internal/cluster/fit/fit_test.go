@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
@@ -33,7 +34,7 @@ type world struct {
 	now      []*resourceapi.ResourceSlice // published
 	slices   []*resourceapi.ResourceSlice // with what nodes would publish
 	rules    []*resourceapi.DeviceTaintRule
-	classes  fit.Classes
+	classes  allocator.Classes
 	claims   []*resourceapi.ResourceClaim // that hold devices
 	compiled *cel.Cache
 	scratch  fit.Node
@@ -42,8 +43,8 @@ type world struct {
 
 func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
 	t.Helper()
-	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes, classes: fit.Classes{},
-		compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes, classes: allocator.Classes{},
+		compiled: allocator.NewCache(100)}
 	for _, n := range nodes {
 		w.now = append(w.now, clustertest.Slices(t, n)...)
 	}
@@ -58,7 +59,7 @@ func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
 func (w *world) place(claim *resourceapi.ResourceClaim, node string) *resourceapi.AllocationResult {
 	w.t.Helper()
 	results, err := w.classes.Place(w.t.Context(), w.compiled, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-		cluster.Tainted(w.slices, w.rules), fit.HeldBy(w.claims, nil), claim)
+		cluster.Tainted(w.slices, w.rules), allocator.HeldBy(w.claims, nil), claim)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -314,8 +315,8 @@ func (w *world) published(r resourceapi.DeviceRequestAllocationResult) *resource
 	return nil
 }
 
-// What Estimate gives out, Place does, on the same GPUs: for random claims that come and go, while GPUs are kept for
-// teams.
+// What Estimate gives out, the allocator does, on the same GPUs: for random claims that come and go, while GPUs are
+// kept for teams.
 func TestEstimateIsPlace(t *testing.T) {
 	for _, f := range fleets {
 		t.Run(f.name, func(t *testing.T) {

@@ -11,10 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -25,7 +24,7 @@ import (
 // possible partitions published, as they are needed, and without: while 2,000 shares on other nodes hold GPUs, and on a
 // node whose GPUs are all held as a whole. Rows of one run are to be compared.
 func BenchmarkPartitionsOnDemand(b *testing.B) {
-	classes := fit.Classes{}
+	classes := allocator.Classes{}
 	for _, c := range clustertest.Classes(b) {
 		classes[c.Name] = c
 	}
@@ -62,9 +61,9 @@ func BenchmarkPartitionsOnDemand(b *testing.B) {
 					held = append(held, c)
 				}
 			}
-			state := fit.HeldBy(held, nil)
+			state := allocator.HeldBy(held, nil)
 			claim := clustertest.Claim(b, "requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com}}]")
-			compiled := cel.NewCache(20, cel.Features{EnableConsumableCapacity: true})
+			compiled := allocator.NewCache(20)
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 			b.Run(fmt.Sprintf("%s/full=%t", mode, full), func(b *testing.B) {
 				for b.Loop() {

@@ -16,8 +16,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -466,7 +466,7 @@ func (t *trial) on(m *mover, node string, only *physicalGPU) (*schedule.Placemen
 	}
 	s := t.GroupOf(t.d.nodeNamed[node])
 	s.Holders = append(s.Holders, t.placed...)
-	s.Held = fit.HeldBy(s.Holders, t.ended)
+	s.Held = allocator.HeldBy(s.Holders, t.ended)
 	for i, slice := range s.Slices {
 		s.Slices[i] = t.masked(slice, s.Held, only)
 	}
@@ -485,14 +485,14 @@ func (t *trial) on(m *mover, node string, only *physicalGPU) (*schedule.Placemen
 
 // masked returns the slice without the devices that replacements must not get. Those that claims hold have a taint
 // instead, because they use counters.
-func (t *trial) masked(s *resourceapi.ResourceSlice, held fit.Held,
+func (t *trial) masked(s *resourceapi.ResourceSlice, held allocator.Held,
 	only *physicalGPU) *resourceapi.ResourceSlice {
 	masked := *s
 	masked.Spec.Devices = nil
 	for _, device := range s.Spec.Devices {
 		g := t.d.gpu(s.Spec.Driver, s.Spec.Pool.Name, device.Name)
 		if g != nil && (t.closed(g) || only != nil && g != only) {
-			if some, _ := held.Any(fit.NameOf(s.Spec.Driver, s.Spec.Pool.Name, device.Name)); !some {
+			if some, _ := held.Any(allocator.NameOf(s.Spec.Driver, s.Spec.Pool.Name, device.Name)); !some {
 				continue
 			}
 			device.Taints = []resourceapi.DeviceTaint{DefragTaint}

@@ -17,8 +17,8 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
@@ -55,7 +55,7 @@ type Preemption struct {
 	Victims []*corev1.Pod // those with a budget first, then the highest priority
 	// Hold are the devices that the pod is to get and that its claims alone tolerate the taint of, with those that use
 	// the same counters, and without those that another claim of the pod is to get.
-	Hold []fit.DeviceID
+	Hold []allocator.DeviceID
 }
 
 // PreemptionToken is the taint that the claim of a pod tolerates, and no other claim.
@@ -256,7 +256,7 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 // planOn returns what victims may be taken from the node, or nil if its labels or taints keep the pod away.
 func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *nodePlan {
 	group := p.GroupOf(node)
-	group.Held = fit.HeldBy(group.Holders, nil)
+	group.Held = allocator.HeldBy(group.Holders, nil)
 	own := *p.Cluster
 	own.Used = map[string]corev1.ResourceList{}
 	q := *p.Question

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
@@ -69,11 +69,11 @@ type nodePlan struct {
 
 // addDevices fills in what the pods hold, and how many devices are missing. Where a device can be shared, none may be.
 func (n *nodePlan) addDevices() {
-	devices := map[fit.DeviceID]*candidateDevice{}
+	devices := map[allocator.DeviceID]*candidateDevice{}
 	for _, slice := range cluster.Current(n.group.Slices) {
 		for i := range slice.Spec.Devices {
 			d := &candidateDevice{slice: slice, Device: &slice.Spec.Devices[i]}
-			id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+			id := allocator.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 			switch len(d.ConsumesCounters) {
 			case 0:
 				d.part = id.String()
@@ -92,7 +92,7 @@ func (n *nodePlan) addDevices() {
 	}
 	for _, claim := range n.group.Holders {
 		for _, r := range cluster.Results(claim) {
-			d := devices[fit.NameOf(r.Driver, r.Pool, r.Device)]
+			d := devices[allocator.NameOf(r.Driver, r.Pool, r.Device)]
 			if d == nil {
 				continue // it is not published any more
 			}
@@ -466,10 +466,10 @@ func (v *victims) preemption() *Preemption {
 		return answer
 	}
 	token := PreemptionToken(v.on.pod.UID)
-	needed := map[fit.DeviceID]bool{} // by claims that would not get the device if it were kept
+	needed := map[allocator.DeviceID]bool{} // by claims that would not get the device if it were kept
 	for i := range found.Results {
 		for _, r := range found.Results[i].Devices.Results {
-			id := fit.NameOf(r.Driver, r.Pool, r.Device)
+			id := allocator.NameOf(r.Driver, r.Pool, r.Device)
 			if len(cluster.Untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
 				answer.Hold = append(answer.Hold, v.on.beside(id)...)
 			} else {
@@ -477,19 +477,19 @@ func (v *victims) preemption() *Preemption {
 			}
 		}
 	}
-	answer.Hold = slices.DeleteFunc(answer.Hold, func(id fit.DeviceID) bool { return needed[id] })
-	slices.SortFunc(answer.Hold, func(a, b fit.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
+	answer.Hold = slices.DeleteFunc(answer.Hold, func(id allocator.DeviceID) bool { return needed[id] })
+	slices.SortFunc(answer.Hold, func(a, b allocator.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
 	answer.Hold = slices.Compact(answer.Hold)
 	return answer
 }
 
 // beside returns the device, and those that use the same counters.
-func (n *nodePlan) beside(of fit.DeviceID) []fit.DeviceID {
-	all, sets := []fit.DeviceID{of}, map[string]bool{}
+func (n *nodePlan) beside(of allocator.DeviceID) []allocator.DeviceID {
+	all, sets := []allocator.DeviceID{of}, map[string]bool{}
 	for _, keep := range []bool{false, true} {
 		for _, slice := range cluster.Current(n.group.Slices) {
 			for _, d := range slice.Spec.Devices {
-				id := fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+				id := allocator.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 				for _, use := range d.ConsumesCounters {
 					switch name := fmt.Sprint(cluster.PoolOf(slice), use.CounterSet); {
 					case id == of:

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 )
 
 // boundedFrom is the least number of devices for which a bound is computed before the allocator is asked. For fewer,
@@ -19,7 +19,7 @@ const boundedFrom = 8
 
 // tooMany reports whether a request, or all requests together, ask for more devices than the group can give. The
 // allocator would try every set of devices before it says so. Where it could return an error, tooMany is false.
-func (q *Question) tooMany(claims []*resourceapi.ResourceClaim, s *Group, held fit.Held) bool {
+func (q *Question) tooMany(claims []*resourceapi.ResourceClaim, s *Group, held allocator.Held) bool {
 	var all []cluster.Subrequest
 	requests := map[*resourceapi.DeviceRequest][]cluster.Subrequest{}
 	for _, claim := range claims {
@@ -72,7 +72,7 @@ type counterSetID struct {
 
 // Most returns a bound for the number of devices that the subrequests together get on the group. It counts devices that
 // match one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
-func (q *Question) Most(s *Group, held fit.Held, parts ...cluster.Subrequest) (int64, error) {
+func (q *Question) Most(s *Group, held allocator.Held, parts ...cluster.Subrequest) (int64, error) {
 	total, left := int64(0), map[counterSetID]quantitiesByName{}
 	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
 	current := cluster.Current(s.Slices)
@@ -87,7 +87,7 @@ func (q *Question) Most(s *Group, held fit.Held, parts ...cluster.Subrequest) (i
 	for _, slice := range current {
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
-			some, all := held.Any(fit.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name))
+			some, all := held.Any(allocator.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name))
 			if some {
 				for _, use := range d.ConsumesCounters {
 					left[counterSetID{cluster.PoolOf(slice), use.CounterSet}].subtract(use.Counters)
@@ -107,7 +107,7 @@ func (q *Question) Most(s *Group, held fit.Held, parts ...cluster.Subrequest) (i
 				}
 			}
 			switch {
-			case matching == 0 || !fit.Near(s.Node, slice, d) || all:
+			case matching == 0 || !allocator.Near(s.Node, slice, d) || all:
 			case ptr.Deref(d.AllowMultipleAllocations, false):
 				total += matching // requests may share the device, and what it takes of counters
 			case len(d.ConsumesCounters) == 0:

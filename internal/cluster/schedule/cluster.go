@@ -20,8 +20,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
@@ -46,7 +46,7 @@ type Cluster struct {
 	// HideOthers leaves out what readers with fewer rights must not learn of other namespaces.
 	HideOthers bool
 
-	ClassByName   fit.Classes
+	ClassByName   allocator.Classes
 	ClaimNamed    Named[*resourceapi.ResourceClaim]
 	TemplateNamed Named[*resourceapi.ResourceClaimTemplate]
 	PodNamed      Named[*corev1.Pod]
@@ -89,7 +89,7 @@ func (c *Cluster) AsPublished() *Cluster {
 func prepare(s *cluster.Snapshot, published []*resourceapi.ResourceSlice) *Cluster {
 	c := &Cluster{Snapshot: s, ClaimNamed: ByName(s.Claims), TemplateNamed: ByName(s.Templates),
 		PodNamed:    ByName(s.Pods),
-		ClassByName: fit.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+		ClassByName: allocator.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
@@ -187,7 +187,7 @@ type Group struct {
 	Names   []string
 	Slices  []*resourceapi.ResourceSlice
 	Holders []*resourceapi.ResourceClaim
-	Held    fit.Held // by all holders
+	Held    allocator.Held // by all holders
 }
 
 // nodeGroups groups the nodes for that workload. When ctx has ended, there are none.
@@ -215,7 +215,7 @@ func (c *Cluster) nodeGroups(ctx context.Context, w *Workload) []*Group {
 			known.Names = append(known.Names, s.Names...)
 			continue
 		}
-		s.Held = fit.HeldBy(s.Holders, nil)
+		s.Held = allocator.HeldBy(s.Holders, nil)
 		groups[prints[i]] = s
 		all = append(all, s)
 	}

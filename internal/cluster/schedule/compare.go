@@ -14,8 +14,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
@@ -115,7 +115,7 @@ func (q *Question) Compare(claim int, number int, groups []*Group, most int) ([]
 			incomplete := count[cluster.PoolOf(slice)] < slice.Spec.Pool.ResourceSliceCount
 			for i := range slice.Spec.Devices {
 				d := &slice.Spec.Devices[i]
-				if !fit.Near(s.Node, slice, d) {
+				if !allocator.Near(s.Node, slice, d) {
 					continue
 				}
 				if q.Context.Err() != nil || len(all) == most {
@@ -250,7 +250,8 @@ func (q *Question) alone(f *Candidate, p cluster.Subrequest, holders []*resource
 	}
 	claim := &resourceapi.ResourceClaim{}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "one", Exactly: request}}
-	results, err := q.ClassByName.Place(q.Context, q.compiled, f.Group.Node, slicesOf, fit.HeldBy(holders, nil), claim)
+	results, err := q.ClassByName.Place(q.Context, q.compiled, f.Group.Node, slicesOf, allocator.HeldBy(holders, nil),
+		claim)
 	return err == nil && len(results) > 0
 }
 
@@ -291,7 +292,6 @@ func Meets(ctx context.Context, driver string, d *resourceapi.Device, program ce
 	if program.Error != nil {
 		return false, program.Error
 	}
-	ok, _, err := program.DeviceMatches(ctx, cel.Device{Driver: driver,
-		AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+	ok, _, err := program.DeviceMatches(ctx, allocator.Device(driver, d))
 	return ok, err
 }

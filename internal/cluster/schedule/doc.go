@@ -8,7 +8,7 @@
 // also those that Kubernetes has not made yet, with where each is written down (Origin). Question.FitsOn says whether a
 // Workload fits on a Group, which stands for nodes that are equal in all that the Workload reads (Group.print,
 // Workload.nodePrint); it asks the filters of the scheduler that are simulated (Workload.Excludes), quotas (OverQuota),
-// a bound that is cheaper than the allocator (Most), Kubernetes' allocator (fit.Classes.Place) and, with
+// a bound that is cheaper than the allocator (Most), Kubernetes' allocator (allocator.Classes.Place) and, with
 // Question.Starts, what the node would refuse (fit.Refusal). Question.Compare says of each device why a request does
 // not get it.
 //

@@ -12,8 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/selectors"
 )
 
@@ -28,7 +28,7 @@ func (s *Group) print(names map[string]bool) string {
 			continue
 		}
 		// A slice of several nodes is the same for all that it matches.
-		fmt.Fprintln(&b, slice.Name, fit.Near(s.Node, slice, nil))
+		fmt.Fprintln(&b, slice.Name, allocator.Near(s.Node, slice, nil))
 		if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
 			fmt.Fprintln(&b, s.Node.Name) // its devices may be of single nodes
 		}

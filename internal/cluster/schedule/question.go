@@ -11,7 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -71,7 +71,7 @@ func (q *Question) Ask(w *Workload, s *Group) ([]resourceapi.AllocationResult, e
 	q.Asked++
 	held := s.Held
 	if len(w.Ended) > 0 {
-		held = fit.HeldBy(s.Holders, w.Ended)
+		held = allocator.HeldBy(s.Holders, w.Ended)
 	}
 	claims, timeout := w.claimsOn(s.Node), q.Limits.Ask
 	if q.tooMany(claims, s, held) {

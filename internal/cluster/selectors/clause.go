@@ -17,13 +17,15 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 )
 
 // Compiled are the expressions of classes.
 var Compiled = NewCache()
 
-// NewCache returns a cache of expressions, compiled as for the allocator.
-func NewCache() *cel.Cache { return cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true}) }
+// NewCache returns a cache of expressions.
+func NewCache() *cel.Cache { return allocator.NewCache(1000) }
 
 // parser returns the environment of the allocator's expressions, with the calls of macros kept for printing.
 var parser = sync.OnceValues(func() (*celgo.Env, error) {

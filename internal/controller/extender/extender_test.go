@@ -21,8 +21,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -35,7 +35,7 @@ type world struct {
 	now     time.Time
 	nodes   []string
 	slices  []*resourceapi.ResourceSlice
-	classes fit.Classes
+	classes allocator.Classes
 	claims  map[types.NamespacedName]*resourceapi.ResourceClaim
 	cel     *cel.Cache
 }
@@ -44,7 +44,7 @@ type world struct {
 func newWorld(t testing.TB, nodes ...clustertest.SimNode) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Unix(1e9, 0), claims: map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		classes: fit.Classes{}, cel: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+		classes: allocator.Classes{}, cel: allocator.NewCache(100)}
 	v := clustertest.New(t, nodes...)
 	w.Extender = newExtender(v, func() error { return nil }, placement.Pack, func() time.Time { return w.now })
 	w.begin = func() func() bool { return func() bool { return true } }
@@ -154,7 +154,7 @@ func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
 			continue
 		}
 		results, err := w.classes.Place(w.t.Context(), w.cel, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-			w.slices, fit.HeldBy(slices.Collect(maps.Values(w.claims)), nil), claim)
+			w.slices, allocator.HeldBy(slices.Collect(maps.Values(w.claims)), nil), claim)
 		if err != nil {
 			return "", err
 		}

@@ -9,12 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -60,12 +58,13 @@ func TestAllocation(t *testing.T) {
 			"gpu=remote"},
 		{"by its engine", selecting(attribute + "remoteEngine == 'lupine'"), client, "gpu=remote"},
 	}
-	known := classes{"remote.gpu.nvidia.com": "device.driver == 'remote.gpu.nvidia.com'"}
+	known := allocator.Classes{"remote.gpu.nvidia.com": {Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.
+		DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.driver == 'remote.gpu.nvidia.com'"}}}}}}
 	for _, c := range clustertest.Classes(t) {
 		if _, own := remote.Local(c.Name); own {
 			continue
 		}
-		known[c.Name] = c.Spec.Selectors[0].CEL.Expression
+		known[c.Name] = c
 		for _, mode := range []string{"", ", allocationMode: All", ", adminAccess: true"} {
 			rows = append(rows, row{"class " + c.Name + mode,
 				"[{name: gpu, exactly: {deviceClassName: " + c.Name + mode + "}}]", client, ""})
@@ -90,16 +89,8 @@ func TestAllocation(t *testing.T) {
 					request.FirstAvailable[j].Count = 1
 				}
 			}
-			allocator, err := structured.NewAllocator(t.Context(), structured.Features{AdminAccess: true,
-				PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true,
-				ConsumableCapacity: true}, structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-				AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-				AggregatedCapacity:       structured.NewConsumedCapacityCollection()}, known, slices,
-				cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			results, err := allocator.Allocate(t.Context(), r.node, []*resourceapi.ResourceClaim{claim})
+			results, err := known.Place(t.Context(), allocator.NewCache(10), r.node, slices, allocator.HeldBy(nil, nil),
+				claim)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,15 +116,6 @@ func TestAllocation(t *testing.T) {
 }
 
 // classes are device classes: name → the expression that selects its devices.
-type classes map[string]string
-
-func (c classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
-
-func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: c[name]}}}}}, nil
-}
-
 // TestDevice: what a claim has of a local device is what a server offers of it, within the limits of a slice.
 func TestDevice(t *testing.T) {
 	all := clustertest.Slices(t, clustertest.SimNode{Name: "n", Profile: "dgx-h100"})

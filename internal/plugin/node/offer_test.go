@@ -14,9 +14,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/cel"
 
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -188,7 +187,7 @@ func TestClaimsAskForADiscovery(t *testing.T) {
 // overlaps no other.
 func TestNoGPUIsGivenTwice(t *testing.T) {
 	gpus := inventory.New(simtest.Discover(t, "dgx-h100")[:3])
-	classes, compiled := fit.Classes{}, cel.NewCache(20, cel.Features{EnableConsumableCapacity: true})
+	classes, compiled := allocator.Classes{}, allocator.NewCache(20)
 	for _, c := range clustertest.Classes(t) {
 		classes[c.Name] = c
 	}
@@ -243,7 +242,7 @@ func TestNoGPUIsGivenTwice(t *testing.T) {
 				slice.Name = fmt.Sprint(i)
 			}
 			got, err := classes.Place(t.Context(), compiled, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-				published, fit.HeldBy(held, nil), claim)
+				published, allocator.HeldBy(held, nil), claim)
 			if err != nil {
 				t.Fatal(err)
 			}

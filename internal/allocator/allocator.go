@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fit
+// Package allocator asks the allocator of kube-scheduler which devices claims get: it runs the same code, with the
+// features that Kubernetes has by default. What differs between versions of that code is in kubernetes1.37.go and
+// kubernetes1.38.go, so that the driver also builds with the newer one: see docs/versions.md.
+package allocator
 
 import (
 	"context"
@@ -11,14 +14,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
-
-	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // features are those of Kubernetes 1.37 by default.
@@ -35,41 +34,47 @@ func NameOf(driver, pool, device string) DeviceID {
 	return structured.MakeDeviceID(driver, pool, device)
 }
 
+// NewCache returns a cache of so many expressions, compiled as for the allocator.
+func NewCache(size int) *cel.Cache {
+	return cel.NewCache(size, cel.Features{EnableConsumableCapacity: true})
+}
+
 // Held is what claims hold.
 type Held struct{ state structured.AllocatedState }
 
 // HeldBy returns what the claims hold that have not ended.
 func HeldBy(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) Held {
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
+	held := Held{nothing()}
 	for _, claim := range claims {
 		if ended[claim.UID] {
 			continue
 		}
-		for _, r := range cluster.Results(claim) {
-			id := NameOf(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
+		if claim.Status.Allocation != nil {
+			for _, r := range claim.Status.Allocation.Devices.Results {
+				held.Add(r)
 			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 		}
 	}
-	return Held{state}
+	return held
+}
+
+// Add adds what a claim holds of a device. With admin access, it holds nothing.
+func (h Held) Add(r resourceapi.DeviceRequestAllocationResult) {
+	if ptr.Deref(r.AdminAccess, false) {
+		return
+	}
+	id := NameOf(r.Driver, r.Pool, r.Device)
+	if r.ShareID == nil {
+		h.state.AllocatedDevices.Insert(id)
+		return
+	}
+	h.addShare(id, r.ShareID)
+	h.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 }
 
 // Any reports whether a claim holds something of the device, and all whether one holds all of it.
 func (h Held) Any(id DeviceID) (some, all bool) {
 	return structured.IsDeviceAllocated(id, &h.state), h.state.AllocatedDevices.Has(id)
-}
-
-// Capacity returns what shares hold of a capacity of the device; nil: nothing.
-func (h Held) Capacity(id DeviceID, name resourceapi.QualifiedName) *resource.Quantity {
-	return h.state.AggregatedCapacity[id][name]
 }
 
 // Classes are device classes by name.
@@ -97,7 +102,7 @@ func (c Classes) Get(name string) (*resourceapi.DeviceClass, error) {
 func (c Classes) Place(ctx context.Context, compiled *cel.Cache, node *corev1.Node,
 	published []*resourceapi.ResourceSlice, held Held,
 	claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	allocator, err := structured.NewAllocator(ctx, features, held.state, c, published, compiled)
+	allocator, err := New(ctx, held, c, published, compiled)
 	if err != nil {
 		return nil, err
 	}
