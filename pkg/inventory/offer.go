@@ -3,7 +3,10 @@
 package inventory
 
 import (
+	"cmp"
 	"slices"
+	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -29,14 +32,21 @@ const (
 	RequestedAt    = "requested"
 )
 
+// Requested returns the nodes that the data of the ConfigMap names now, if that is another request than before.
+func Requested(before, now map[string]string) []string {
+	if before[RequestedAt] == now[RequestedAt] { // only labels differ
+		return nil
+	}
+	return strings.Fields(now[RequestedNodes])
+}
+
 // Offer returns the names of the GPUs whose possible partitions are published. The scheduler's cost grows with the
 // devices that are published, and one GPU has up to 25 possible partitions. So these are the GPUs that are used in
 // parts, those of before, and of each model as many unused ones as GPUs are used in parts, at least one. The last of
 // them is chosen first: whole GPUs are taken from the front. A GPU whose Use does not say OnDemand, or of which only
 // partitions are published, is always among them.
 //
-// before reports whether a GPU was among them, and may stay: no claim can be on its way to a partition of a GPU that
-// another claim has held as a whole for a while.
+// before reports whether a GPU was among them, and may stay: see Offered.
 func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) bool) map[string]bool {
 	offered, spare, inParts := map[string]bool{}, map[string]int{}, map[string]int{}
 	model := func(d gpu.Device) string { return d.Product.Name }
@@ -76,6 +86,31 @@ func (inv Inventory) Offer(use func(gpu string) Use, before func(gpu string) boo
 		}
 	}
 	return offered
+}
+
+// WithdrawAfter is how long claims must hold a GPU as a whole before its possible partitions are withdrawn: then no
+// claim can be on its way to one of them, and short pods do not change the slices.
+const WithdrawAfter = time.Minute
+
+// Offered are the GPUs of a node whose possible partitions are published.
+type Offered struct {
+	GPUs  map[string]bool      // by name
+	Since map[string]time.Time // since when claims hold a GPU as a whole
+}
+
+// Next returns what is to be published now. all: a pod waits for partitions of unused GPUs. keep: what is published
+// stays, because use may be out of date.
+func (o Offered) Next(inv Inventory, use func(gpu string) Use, now time.Time, all, keep bool) Offered {
+	since := map[string]time.Time{}
+	for _, d := range inv.GPUs() {
+		if use(d.Name) == UsedWhole {
+			since[d.Name] = cmp.Or(o.Since[d.Name], now)
+		}
+	}
+	return Offered{Since: since, GPUs: inv.Offer(use, func(name string) bool {
+		held, ok := since[name]
+		return all && !ok || o.GPUs[name] && (keep || !ok || now.Sub(held) < WithdrawAfter)
+	})}
 }
 
 // OfferAtFirst is Offer before a claim has had anything.

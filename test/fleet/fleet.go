@@ -14,7 +14,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -103,10 +102,9 @@ type member struct {
 
 	mu      sync.Mutex
 	slices  []*resourceapi.ResourceSlice // nil: not all were made, or it leaves
-	offered map[string]bool              // the GPUs whose possible partitions are published
-	since   map[string]time.Time         // since when claims have a GPU as a whole
-	wanted  bool                         // the controller has named the node
-	stale   bool                         // slices may differ from what is stored
+	offered inventory.Offered
+	wanted  bool // the controller has named the node
+	stale   bool // slices may differ from what is stored
 }
 
 // Start adds the nodes and returns when all of them are ready and have published their devices. Their leases are
@@ -234,8 +232,8 @@ func (f *Fleet) join(ctx context.Context, m *member) error {
 	if m.object, err = f.register(ctx, m); err != nil {
 		return err
 	}
-	m.offered = m.inventory.OfferAtFirst()
-	written, err := f.publish(ctx, m.Name, m.inventory.Only(m.offered).Pools(m.Name))
+	m.offered.GPUs = m.inventory.OfferAtFirst()
+	written, err := f.publish(ctx, m.Name, m.inventory.Only(m.offered.GPUs).Pools(m.Name))
 	if err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,12 +25,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-const (
-	// withdrawAfter is the plugin's: how long claims have a GPU as a whole until its partitions are withdrawn.
-	withdrawAfter = time.Minute
-	// byNode is the index of allocated claims by the nodes of their devices.
-	byNode = "node"
-)
+// byNode is the index of allocated claims by the nodes of their devices.
+const byNode = "node"
 
 // offers publishes possible partitions of nodes as their plugins do on demand, with one watch of claims. A claim counts
 // from its allocation on; for a plugin, from its preparation.
@@ -110,10 +105,10 @@ func (o offers) changed(claim any) {
 func (o offers) asked(before, now any) {
 	was, ok := before.(*corev1.ConfigMap)
 	c, isMap := now.(*corev1.ConfigMap)
-	if !ok || !isMap || was.Data[inventory.RequestedAt] == c.Data[inventory.RequestedAt] {
+	if !ok || !isMap {
 		return
 	}
-	for _, node := range strings.Fields(c.Data[inventory.RequestedNodes]) {
+	for _, node := range inventory.Requested(was.Data, c.Data) {
 		if m := o.fleet.member(node); m != nil {
 			m.mu.Lock()
 			m.wanted = true
@@ -142,22 +137,17 @@ func (o offers) sync(ctx context.Context, node string) error {
 		if err := o.fleet.readSlices(ctx, m); err != nil {
 			return err
 		}
-		m.stale, m.offered = false, nil
+		m.stale, m.offered.GPUs = false, nil
 	}
-	now, next := time.Now(), time.Duration(0)
-	offered := m.offer(now, use)
-	if err := o.fleet.republish(ctx, m, offered); err != nil {
+	next := m.offered.Next(m.inventory, use, time.Now(), m.wanted, false)
+	m.offered.Since = next.Since
+	if err := o.fleet.republish(ctx, m, next.GPUs); err != nil {
 		m.stale = true
 		return err
 	}
-	m.wanted = false
-	for name, since := range m.since {
-		if left := withdrawAfter - now.Sub(since); offered[name] && (next == 0 || left < next) {
-			next = left
-		}
-	}
-	if next > 0 {
-		o.queue.AddAfter(node, next)
+	m.wanted, m.offered = false, next
+	if at := withdrawal(next); !at.IsZero() {
+		o.queue.AddAfter(node, time.Until(at))
 	}
 	return nil
 }
@@ -198,29 +188,20 @@ func (f *Fleet) readSlices(ctx context.Context, m *member) error {
 	return nil
 }
 
-// offer returns the GPUs of which the possible partitions are to be published, as the plugin decides it.
-func (m *member) offer(now time.Time, use func(gpu string) inventory.Use) map[string]bool {
-	since := map[string]time.Time{}
-	for _, d := range m.inventory.GPUs() {
-		if use(d.Name) != inventory.UsedWhole {
-			continue
-		}
-		since[d.Name] = now
-		if before, ok := m.since[d.Name]; ok {
-			since[d.Name] = before
+// withdrawal returns when the next possible partitions are withdrawn, if claims do not change. Zero: never.
+func withdrawal(o inventory.Offered) (next time.Time) {
+	for name, since := range o.Since {
+		if at := since.Add(inventory.WithdrawAfter); o.GPUs[name] && (next.IsZero() || at.Before(next)) {
+			next = at
 		}
 	}
-	m.since = since
-	return m.inventory.Offer(use, func(name string) bool {
-		held, ok := since[name]
-		return m.wanted && !ok || m.offered[name] && (!ok || now.Sub(held) < withdrawAfter)
-	})
+	return next
 }
 
 // republish changes the slices of the node's GPUs to what is offered, if that is new. As the controller of
 // kubeletplugin does, it writes them with a new generation.
 func (f *Fleet) republish(ctx context.Context, m *member, offered map[string]bool) error {
-	if maps.Equal(offered, m.offered) {
+	if maps.Equal(offered, m.offered.GPUs) {
 		return nil
 	}
 	api := f.client.ResourceV1().ResourceSlices()
@@ -262,7 +243,6 @@ func (f *Fleet) republish(ctx context.Context, m *member, offered map[string]boo
 			return fmt.Errorf("remove a slice: %w", err)
 		}
 	}
-	m.offered = offered
 	return nil
 }
 
@@ -272,11 +252,7 @@ func (f *Fleet) Settled() bool {
 		use, err := f.offers.uses(m.Name)
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		for name := range m.since {
-			if m.offered[name] {
-				return true
-			}
-		}
-		return err != nil || m.wanted || !maps.Equal(m.offer(time.Now(), use), m.offered)
+		return err != nil || m.wanted || !withdrawal(m.offered).IsZero() ||
+			!maps.Equal(m.offered.Next(m.inventory, use, time.Now(), false, false).GPUs, m.offered.GPUs)
 	})
 }

@@ -29,7 +29,7 @@ func TestOnDemand(t *testing.T) {
 			OnDemand: true, Requests: types.NamespacedName{Namespace: "ns", Name: "requests"}})
 		requireError(t, err, "")
 		requirePublished(t, client, "d1 df")
-		time.Sleep(withdrawAfter) // the earlier claim has held it for a minute
+		time.Sleep(inventory.WithdrawAfter) // the earlier claim has held it for a minute
 		requirePublished(t, client, "d1")
 		if !f.Settled() {
 			t.Error("nothing is held as a whole of what is published, and the nodes are not settled")
@@ -45,7 +45,7 @@ func TestOnDemand(t *testing.T) {
 			t.Error("a GPU that is held as a whole is published, and the nodes are settled")
 		}
 		requireError(t, claims.Delete(t.Context(), "whole", metav1.DeleteOptions{}), "")
-		time.Sleep(2 * withdrawAfter)
+		time.Sleep(2 * inventory.WithdrawAfter)
 		requirePublished(t, client, "9d c3 d1")
 		requests.Data = map[string]string{inventory.RequestedNodes: "other fleet-1", inventory.RequestedAt: "now"}
 		_, err = client.CoreV1().ConfigMaps("ns").Update(t.Context(), requests, metav1.UpdateOptions{})

@@ -48,7 +48,7 @@ func (f *Fleet) Restart(ctx context.Context, config *rest.Config) (stop func(), 
 		p := publish.New(publish.PublisherConfig{Client: client, Driver: f.driver, Node: m.Name, Dir: folder,
 			Readiness: report.NewReadiness(time.Hour)})
 		m.mu.Lock()
-		p.Set(m.inventory.Only(m.offered))
+		p.Set(m.inventory.Only(m.offered.GPUs))
 		m.mu.Unlock()
 		wait.Go(func() { p.Gates.Run(ctx) })
 		wait.Go(func() {

@@ -122,8 +122,7 @@ type state struct {
 	published inventory.Inventory  // devices with their taints
 	tainted   *inventory.Inventory // those devices, without their taints
 	taints    [][]gpu.Taint        // of each of them
-	offered   map[string]bool      // GPUs whose possible partitions are published, by name; nil: not known yet
-	since     map[string]time.Time // since when claims hold a GPU as a whole, by its name
+	offered   inventory.Offered    // its GPUs are nil if they are not known yet
 	freed     bool                 // a claim has ended since the discovery under way began
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
@@ -182,7 +181,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	case prepared:
 		s.asked = s.asked || slices.ContainsFunc(e, func(device string) bool {
 			name := gpu.ParentName(device)
-			return s.spare(name) || gpu.IsPartition(device) && s.offered != nil && !s.offered[name]
+			return s.spare(name) || gpu.IsPartition(device) && s.offered.GPUs != nil && !s.offered.GPUs[name]
 		})
 	case released:
 		s.freed = true
@@ -276,7 +275,7 @@ func (s *state) publish(a *actions) {
 	s.tainted, s.taints = devices, taints
 	annotated := withTaints(*devices, taints)
 	if devices == s.devices {
-		annotated = annotated.Only(s.offered)
+		annotated = annotated.Only(s.offered.GPUs)
 	}
 	if !reflect.DeepEqual(annotated, s.published) {
 		s.published, a.Metrics.published = annotated, annotated
@@ -340,7 +339,7 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	same := !first && reflect.DeepEqual(s.basis, now)
 	s.basis = now
 	if first {
-		s.offered = offeredBefore(e.known)
+		s.offered.GPUs = offeredBefore(e.known)
 	}
 	if !same {
 		same = s.derive()

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -12,28 +11,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// withdrawAfter is how long claims must hold a GPU as a whole before its possible partitions are withdrawn, so that
-// short pods on it do not change the slices.
-const withdrawAfter = time.Minute
-
 // offer decides of which GPUs the possible partitions are published. all: a pod waits for those of unused ones.
 func (s *state) offer(now time.Time, all bool, a *actions) {
-	r, since := s.basis.records, map[string]time.Time{}
-	for _, d := range s.basis.gpus {
-		if r.use(d.Name) == inventory.UsedWhole && r.incomplete == nil {
-			since[d.Name] = cmp.Or(s.since[d.Name], now)
-		}
-	}
-	s.since = since
-	before := func(name string) bool {
-		held, ok := since[name]
-		return all && !ok || s.offered[name] && (s.freed || !ok || now.Sub(held) < withdrawAfter)
-	}
-	offered := withTaints(*s.devices, s.health.Taints(*s.devices)).Offer(r.use, before)
-	if maps.Equal(offered, s.offered) {
+	r, before := s.basis.records, s.offered.GPUs
+	s.offered = s.offered.Next(withTaints(*s.devices, s.health.Taints(*s.devices)), r.use, now, all,
+		s.freed || r.incomplete != nil)
+	if maps.Equal(s.offered.GPUs, before) {
 		return
 	}
-	s.offered, s.tainted = offered, nil
+	s.tainted = nil
 	s.remember()
 	a.Save = &s.known
 }
@@ -53,13 +39,13 @@ func offeredBefore(known inventory.Inventory) map[string]bool {
 // published.
 func (s *state) remember() {
 	s.known = append(withoutOwnPartitions(s.basis.gpus, s.basis.records.own),
-		partitionsOf(s.devices.Only(s.offered))...)
+		partitionsOf(s.devices.Only(s.offered.GPUs))...)
 }
 
 // spare reports whether the possible partitions of the GPU are published, and no claim had any of it at the last
 // discovery.
 func (s *state) spare(name string) bool {
-	return s.offered[name] && s.basis.records.use(name) == inventory.Unused
+	return s.offered.GPUs[name] && s.basis.records.use(name) == inventory.Unused
 }
 
 // lacksSpare reports whether there is a model of which the possible partitions of no spare GPU are published.

@@ -71,8 +71,8 @@ func TestPartitionsOnDemand(t *testing.T) {
 		}
 	}
 	minute := func() {
-		for name, since := range l.state.since {
-			l.state.since[name] = since.Add(-withdrawAfter)
+		for name, since := range l.state.offered.Since {
+			l.state.offered.Since[name] = since.Add(-inventory.WithdrawAfter)
 		}
 	}
 	want("without a configuration", "4 whole; gpu-0 gpu-1 gpu-2 gpu-3")
@@ -139,7 +139,7 @@ func TestWanted(t *testing.T) {
 	look("after a restart", "2 whole; gpu-0 gpu-1")
 	l.hold("whole", "gpu-0")
 	look("held for a moment", "2 whole; gpu-0 gpu-1")
-	l.state.since["gpu-0"] = l.state.since["gpu-0"].Add(-withdrawAfter)
+	l.state.offered.Since["gpu-0"] = l.state.offered.Since["gpu-0"].Add(-inventory.WithdrawAfter)
 	look("held for a minute", "2 whole; gpu-1")
 	l.turn(l.Context(), wanted{})
 	want("a GPU that is held as a whole has none to give", "2 whole; gpu-1")
@@ -200,7 +200,7 @@ func TestNoGPUIsGivenTwice(t *testing.T) {
 	var claims []given
 	r, now, counts := rand.New(rand.NewPCG(1, 2)), time.Now(), map[string]int{}
 	s := newState(Options{Dir: t.TempDir()})
-	s.offered = map[string]bool{}
+	s.offered.GPUs = map[string]bool{}
 	onDemand := true
 	look := func() {
 		all := slices.Clone(gpus)
@@ -218,7 +218,7 @@ func TestNoGPUIsGivenTwice(t *testing.T) {
 		s.derive()
 		s.offer(now, false, &a)
 		s.publish(&a)
-		counts[fmt.Sprint(len(s.offered), " GPUs with partitions published")]++
+		counts[fmt.Sprint(len(s.offered.GPUs), " GPUs with partitions published")]++
 	}
 	look()
 	for range 2000 {
@@ -293,7 +293,7 @@ func TestNoGPUIsGivenTwice(t *testing.T) {
 			case 1:
 				known := s.known
 				s = newState(Options{Dir: t.TempDir()})
-				s.known, s.offered = known, offeredBefore(known)
+				s.known, s.offered = known, inventory.Offered{GPUs: offeredBefore(known)}
 				look()
 			}
 		}

@@ -5,7 +5,6 @@ package node
 import (
 	"context"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,8 +24,8 @@ func (o *Options) followRequests(ctx context.Context, wanted func()) {
 		informers.WithTweakListOptions(func(list *metav1.ListOptions) {
 			list.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.PartitionRequests.Name).String()
 		}))
-	changed := func(requests *corev1.ConfigMap) {
-		if slices.Contains(strings.Fields(requests.Data[inventory.RequestedNodes]), o.NodeName) {
+	changed := func(before, requests *corev1.ConfigMap) {
+		if slices.Contains(inventory.Requested(before.Data, requests.Data), o.NodeName) {
 			klog.FromContext(ctx).Info("A pod may wait for partitions of unused GPUs", "requested",
 				requests.Data[inventory.RequestedAt])
 			wanted()
@@ -35,14 +34,13 @@ func (o *Options) followRequests(ctx context.Context, wanted func()) {
 	_, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(added any, first bool) {
 			if requests, ok := added.(*corev1.ConfigMap); ok && !first {
-				changed(requests)
+				changed(&corev1.ConfigMap{}, requests)
 			}
 		},
 		UpdateFunc: func(before, now any) {
 			was, _ := before.(*corev1.ConfigMap)
-			if requests, ok := now.(*corev1.ConfigMap); ok && was != nil &&
-				was.Data[inventory.RequestedAt] != requests.Data[inventory.RequestedAt] { // else only labels differ
-				changed(requests)
+			if requests, ok := now.(*corev1.ConfigMap); ok && was != nil {
+				changed(was, requests)
 			}
 		},
 	})
