@@ -91,8 +91,10 @@ func scraped(t *testing.T) series {
 	for _, found := range regexp.MustCompile(`- name: (([^. ]+)\.\S+)\n +clientConfig:`).FindAllStringSubmatch(read(t,
 		"testdata/default.golden.yaml"), -1) {
 		admissionmetrics.Metrics.ObserveWebhookFailOpen(t.Context(), found[1], "validating")
-		admissionmetrics.Metrics.ObserveWebhookRejection(t.Context(), found[1], "validating", "CREATE",
-			admissionmetrics.WebhookRejectionCallingWebhookError, 0)
+		for _, why := range []admissionmetrics.WebhookRejectionErrorType{admissionmetrics.WebhookRejectionNoError,
+			admissionmetrics.WebhookRejectionCallingWebhookError} {
+			admissionmetrics.Metrics.ObserveWebhookRejection(t.Context(), found[1], "validating", "CREATE", why, 0)
+		}
 		if path := "/" + found[2]; !slices.Contains(webhooks, path) {
 			webhooks = append(webhooks, path)
 			server.Register(path, http.NotFoundHandler())
@@ -104,7 +106,8 @@ func scraped(t *testing.T) series {
 	known.gather(t, nodemetrics.Example(t), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
-	known.gather(t, legacyregistry.DefaultGatherer, nil) // of an API server
+	known.gather(t, legacyregistry.DefaultGatherer, nil)        // of an API server
+	known["kube_node_info"] = map[string][]string{"node": {""}} // of kube-state-metrics
 	return known
 }
 
@@ -251,8 +254,10 @@ func (s series) check(a ask) (problems []string) {
 			label, values := m[1], s[found[1]][m[1]]
 			missing(found[1:2], label)
 			for _, value := range strings.Split(m[2], "|") {
-				if len(values) > 0 && !slices.Contains(values, value) && !slices.Contains(values, "") &&
-					!strings.Contains(value, "$") {
+				if len(values) == 0 || slices.Contains(values, "") || strings.Contains(value, "$") {
+					continue
+				}
+				if !slices.ContainsFunc(values, regexp.MustCompile("^(?:"+value+")$").MatchString) {
 					problems = append(problems, found[1]+" has no "+label+" "+value)
 				}
 			}

@@ -101,6 +101,19 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+func TestHeldBy(t *testing.T) {
+	held := claim("any", 1)
+	held.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "d", Pool: "p", Device: "device"}}}}
+	claims := []*resourceapi.ResourceClaim{claim("any", 1), held}
+	if some, all := HeldBy(claims, nil).Any(NameOf("d", "p", "device")); !some || !all {
+		t.Errorf("got some %t and all %t, want both", some, all)
+	}
+	if some, _ := HeldBy(claims, map[types.UID]bool{"claim": true}).Any(NameOf("d", "p", "device")); some {
+		t.Error("a claim that has ended holds a device")
+	}
+}
+
 func TestShares(t *testing.T) {
 	held := HeldBy(nil, nil)
 	for _, share := range []types.UID{"a", "b"} {

@@ -43,7 +43,7 @@ func New(ctx context.Context, held Held, classes structured.DeviceClassLister, p
 	return structured.NewAllocator(ctx, features, held.state, classes, all, compiled)
 }
 
-// Device returns the device of the driver as expressions see it.
+// Device returns the device of the driver as expressions see it. One that cannot be converted has no attributes.
 func Device(driver string, d *resourceapi.Device) cel.Device {
 	of := cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations}
 	var slice api.ResourceSlice

@@ -237,7 +237,7 @@ var onlyIn = map[string][]string{
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
-	// One package asks Kubernetes' allocator; so do tests that judge what is built on it.
+	// One package asks Kubernetes' allocator.
 	"k8s.io/dynamic-resource-allocation/structured": {"internal/allocator"},
 	"k8s.io/kubernetes/":                            {},
 	"github.com/opencontainers":                     {},

@@ -192,6 +192,16 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
+// columns returns how many columns the terminal has. Zero: output goes elsewhere.
+func (p *plugin) columns() int {
+	if file, ok := p.Out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
+			return width
+		}
+	}
+	return 0
+}
+
 // colours reports whether output may be coloured: only on a terminal, and not with NO_COLOR (no-color.org).
 func (p *plugin) colours() bool {
 	return isTerminal(p.Out) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"

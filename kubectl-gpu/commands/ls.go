@@ -207,7 +207,7 @@ func (p *plugin) ls(ctx context.Context, f filter, o output) error {
 // gpuTable returns a row for each GPU.
 func gpuTable(all []*GPU, f filter, o output) table {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS",
-		"HELD BY"}}
+		"HELD BY"}, optional: []string{"SHARING", "PARTITIONS", "CORES"}}
 	holders := shownHolders
 	if o.format == wide {
 		holders = math.MaxInt

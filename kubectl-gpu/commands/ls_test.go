@@ -302,6 +302,37 @@ func TestBar(t *testing.T) {
 	}
 }
 
+func TestWithin(t *testing.T) {
+	all := table{header: []string{"NODE", "MODEL", "SHARING", "MEMORY", "TAINTS", "PARTITIONS", "HELD BY"},
+		optional: []string{"SHARING", "PARTITIONS", "MODEL"}, rows: []row{
+			{[]string{"node-1", "H100", "fractional", "█░ 5Gi/80Gi", none, "1x1g.10gb", "ns/claim"}, true},
+			{[]string{"node-2", "H100", "fractional", "░░ 0/80Gi", none, none, none}, false}}}
+	for _, row := range []struct {
+		columns int
+		header  string
+		memory  string
+	}{
+		{100, "NODE MODEL SHARING MEMORY TAINTS PARTITIONS HELD BY", "█░ 5Gi/80Gi"},
+		{72, "NODE MODEL SHARING MEMORY TAINTS PARTITIONS HELD BY", "5Gi/80Gi"},
+		{65, "NODE MODEL SHARING MEMORY PARTITIONS HELD BY", "5Gi/80Gi"},
+		{50, "NODE MODEL MEMORY PARTITIONS HELD BY", "5Gi/80Gi"},
+		{40, "NODE MODEL MEMORY HELD BY", "5Gi/80Gi"},
+		{10, "NODE MEMORY HELD BY", "5Gi/80Gi"},
+	} {
+		got := all.within(row.columns)
+		memory := got.rows[0].cells[slices.Index(got.header, "MEMORY")]
+		if header := strings.Join(got.header, " "); header != row.header || memory != row.memory || !got.rows[0].bad {
+			t.Errorf("%d columns: got %s and %s, want %s and %s", row.columns, header, memory, row.header, row.memory)
+		}
+	}
+	if len(all.header) != 7 || len(all.rows[0].cells) != 7 || all.rows[0].cells[3] != "█░ 5Gi/80Gi" {
+		t.Errorf("the table has changed: %v", all)
+	}
+	if got, want := cut("123456\n█████\n", 5), "1234…\n█████\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestColoured(t *testing.T) {
 	got := coloured("A\n██░ x\nbad ██\n", table{rows: []row{{}, {bad: true}}}, output{})
 	want := bold + "A\n" + normal + yellow + "██" + normal + "░ x\n" + red + "bad ██" + normal + "\n"

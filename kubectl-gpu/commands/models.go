@@ -172,7 +172,8 @@ func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass
 }
 
 func modelTable(all []*Model, s *cluster.Snapshot, o output) table {
-	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES"}}
+	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES"},
+		optional: []string{"COMPUTE", "PARTITIONS"}}
 	if o.format == wide {
 		t.header = append(t.header, "SELECTOR")
 	}

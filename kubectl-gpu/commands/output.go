@@ -3,13 +3,13 @@
 package commands
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,6 +89,73 @@ func (l *list[T]) DeepCopyObject() runtime.Object {
 type table struct {
 	header []string
 	rows   []row
+	// optional are the names of columns that a narrow terminal does not show, the least important one first.
+	optional []string
+}
+
+// bars are those of cells, with the space after them.
+var bars = regexp.MustCompile("[" + full + empty + "]+ ")
+
+// within returns what of the table fits into so many columns of a terminal: all, or it without bars, then without
+// columns that say nothing, and then without optional ones. The last column may still be too long.
+func (t table) within(columns int) table {
+	last := len(t.header) - 1
+	width := func() int {
+		sum := 0
+		for i, name := range t.header[:last] {
+			most := len(name)
+			for _, r := range t.rows {
+				most = max(most, utf8.RuneCountInString(r.cells[i]))
+			}
+			sum += most + 3 // as kubectl
+		}
+		most := len(t.header[last])
+		for _, r := range t.rows {
+			most = max(most, utf8.RuneCountInString(r.cells[last]))
+		}
+		return sum + most
+	}
+	if width() <= columns {
+		return t
+	}
+	rows := make([]row, len(t.rows))
+	for i, r := range t.rows {
+		rows[i] = row{make([]string, len(r.cells)), r.bad}
+		for j, cell := range r.cells {
+			rows[i].cells[j] = bars.ReplaceAllString(cell, "")
+		}
+	}
+	t = table{header: slices.Clone(t.header), rows: rows, optional: t.optional}
+	var silent []string
+	for i, name := range t.header[:last] {
+		if !slices.ContainsFunc(rows, func(r row) bool { return r.cells[i] != none }) {
+			silent = append(silent, name)
+		}
+	}
+	for _, name := range append(silent, t.optional...) {
+		at := slices.Index(t.header, name)
+		if width() <= columns || at < 0 {
+			continue
+		}
+		t.header = slices.Delete(t.header, at, at+1)
+		for i := range rows {
+			rows[i].cells = slices.Delete(rows[i].cells, at, at+1)
+		}
+		last--
+	}
+	return t
+}
+
+// cut cuts lines to so many columns.
+func cut(text string, columns int) string {
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		if runes := []rune(strings.TrimSuffix(line, "\n")); len(runes) > columns {
+			line = string(runes[:columns-1]) + "…\n"
+		}
+		out.WriteString(line)
+	}
+	return out.String()
 }
 
 // printList prints the items with the printer, or their names, or the table. Without items it prints the text nothing
@@ -116,9 +183,16 @@ type row struct {
 	bad   bool
 }
 
-// printTable prints the table in the way of kubectl.
+// printTable prints the table in the way of kubectl. On a terminal it prints what fits, if -o wide prints the rest.
 func (p *plugin) printTable(t table, o output) error {
-	var plain bytes.Buffer
+	columns := 0
+	if o.format == "" && slices.Contains(o.formats, wide) {
+		columns = p.columns()
+	}
+	if columns > 0 {
+		t = t.within(columns)
+	}
+	var plain strings.Builder
 	w := printers.GetNewTabWriter(&plain)
 	if !o.noHeaders {
 		fmt.Fprintln(w, strings.Join(t.header, "\t"))
@@ -135,11 +209,14 @@ func (p *plugin) printTable(t table, o output) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if !p.colours() {
-		_, err := io.Copy(p.Out, &plain)
-		return err
+	text := plain.String()
+	if columns > 0 {
+		text = cut(text, columns)
 	}
-	_, err := io.WriteString(p.Out, coloured(plain.String(), t, o))
+	if p.colours() {
+		text = coloured(text, t, o)
+	}
+	_, err := io.WriteString(p.Out, text)
 	return err
 }
 

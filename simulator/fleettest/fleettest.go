@@ -76,8 +76,9 @@ func Claim(t testing.TB, name, devices string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// Judge asks the allocator about each node of the snapshot, without the packages that are tested. It
-// returns the first node that the claims fit on, or "". An error on any node is an error, as for the scheduler.
+// Judge asks the allocator about each node of the snapshot, with nothing of the packages that are tested but
+// internal/allocator. It returns the first node that the claims fit on, or "". An error on any node is an error, as for
+// the scheduler.
 func Judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims ...*resourceapi.ResourceClaim) (string,
 	[]resourceapi.AllocationResult, error) {
 	t.Helper()

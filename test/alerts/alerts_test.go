@@ -166,35 +166,34 @@ func TestAlerts(t *testing.T) {
 			`gpu_dra_cluster_gpus{node="n1",state="free"} 0x140`,
 		}, 61 * time.Minute, nil},
 
-		{"a node without a plugin, and one with it", "PluginAbsent", []string{
-			`gpu_dra_cluster_gpus{node="n1",model="T4",state="free"} 2x40`,
-			`gpu_dra_cluster_gpus{node="n1",model="T4",state="allocated"} 0x40`,
-			`gpu_dra_cluster_gpus{node="n2",model="T4",state="free"} 2x40`,
-			`gpu_dra_devices{node="n2",state="published"} 2x40`,
-		}, 16 * time.Minute, []string{"Node n1 has published GPUs, and there are no metrics of a plugin there."}},
+		{"a node whose plugin is gone, one with it, and one that is gone", "PluginAbsent", []string{
+			`gpu_dra_devices{node="n1",state="published"} 2x10`,
+			`gpu_dra_devices{node="n2",state="published"} 2x60`,
+			`gpu_dra_devices{node="n3",state="published"} 2x10`,
+			`kube_node_info{node="n1"} 1x60`, `kube_node_info{node="n2"} 1x60`, `kube_node_info{node="n3"} 1x10`,
+		}, 26 * time.Minute, []string{"Node n1 had GPUs within a day, and there are no metrics of its plugin now."}},
 		{"a plugin that starts again", "PluginAbsent", []string{
-			`gpu_dra_cluster_gpus{node="n1",model="T4",state="free"} 2x40`,
-			`gpu_dra_devices{node="n1",state="published"} 2x10 _x15 2x20`,
-		}, 16 * time.Minute, nil},
+			`gpu_dra_devices{node="n1",state="published"} 2x10 _x30 2x20`, `kube_node_info{node="n1"} 1x60`,
+		}, 26 * time.Minute, nil},
 
-		{"a webhook that cannot be called, and one that refuses", "WebhookFails", []string{
-			`apiserver_admission_webhook_fail_open_count{name="validate.gpu.nvidia.com",type="validating"} 0+1x60`,
+		{"a webhook without an answer, and one that refuses", "WebhookFails", []string{
+			`apiserver_admission_webhook_fail_open_count{name="check.gpu.nvidia.com",type="validating"} 0+1x60`,
 			`apiserver_admission_webhook_rejection_count{name="quota.gpu.nvidia.com",error_type="no_error"} 0+1x60`,
 			`apiserver_admission_webhook_fail_open_count{name="other.example.com",type="validating"} 0+1x60`,
-		}, 25 * time.Minute, []string{"API servers cannot call the webhook validate.gpu.nvidia.com."}},
+		}, 15 * time.Minute, []string{"API servers get no answer of the webhook check.gpu.nvidia.com."}},
 		{"a webhook without which objects are refused", "WebhookFails", []string{
-			`apiserver_admission_webhook_rejection_count{name="quota.gpu.nvidia.com",error_type="calling_webhook_error"} 0+1x60`,
-		}, 25 * time.Minute, []string{"API servers cannot call the webhook quota.gpu.nvidia.com."}},
-		{"a webhook that was not called once", "WebhookFails", []string{
-			`apiserver_admission_webhook_fail_open_count{name="check.gpu.nvidia.com",type="validating"} 0x4 1x60`,
-		}, 25 * time.Minute, nil},
+			`apiserver_admission_webhook_rejection_count{name="validate.gpu.nvidia.com",error_type="calling_webhook_error"} 0+1x60`,
+		}, 15 * time.Minute, []string{"API servers get no answer of the webhook validate.gpu.nvidia.com."}},
+		{"a minute without an answer", "WebhookFails", []string{
+			`apiserver_admission_webhook_fail_open_count{name="check.gpu.nvidia.com",type="validating"} 0x4 1 5 9x60`,
+		}, 15 * time.Minute, nil},
 
 		{"a quota that is used up, and one that is not", "GPUQuotaFull", []string{
-			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="used"} 4x140`,
-			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="hard"} 4x140`,
+			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="used"} 9x140`,
+			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="hard"} 10x140`,
 			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="memory",type="used"} 4x140`,
 			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="memory",type="hard"} 8x140`,
-		}, 61 * time.Minute, []string{"gpus of the GPUQuota team of namespace ml is used up."}},
+		}, 61 * time.Minute, []string{"90% of gpus of the GPUQuota team of namespace ml is used."}},
 		{"a quota that allows nothing", "GPUQuotaFull", []string{
 			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="used"} 0x140`,
 			`gpu_dra_cluster_quota{namespace="ml",quota="team",resource="gpus",type="hard"} 0x140`,

@@ -146,7 +146,7 @@ func (o offers) sync(ctx context.Context, node string) error {
 		return err
 	}
 	m.wanted, m.offered = false, next
-	if at := withdrawal(next); !at.IsZero() {
+	if at := withdrawal(next); at.After(time.Now()) {
 		o.queue.AddAfter(node, time.Until(at))
 	}
 	return nil

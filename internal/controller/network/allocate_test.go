@@ -115,7 +115,6 @@ func TestAllocation(t *testing.T) {
 	}
 }
 
-// classes are device classes: name → the expression that selects its devices.
 // TestDevice: what a claim has of a local device is what a server offers of it, within the limits of a slice.
 func TestDevice(t *testing.T) {
 	all := clustertest.Slices(t, clustertest.SimNode{Name: "n", Profile: "dgx-h100"})

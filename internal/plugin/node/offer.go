@@ -16,6 +16,9 @@ func (s *state) offer(now time.Time, all bool, a *actions) {
 	r, before := s.basis.records, s.offered.GPUs
 	s.offered = s.offered.Next(withTaints(*s.devices, s.health.Taints(*s.devices)), r.use, now, all,
 		s.freed || r.incomplete != nil)
+	if r.incomplete != nil { // every GPU may be held: the minute begins when the records can be read
+		s.offered.Since = nil
+	}
 	if maps.Equal(s.offered.GPUs, before) {
 		return
 	}

@@ -107,6 +107,36 @@ func TestPartitionsOnDemand(t *testing.T) {
 	want("without a configuration again", "4 whole; gpu-0 gpu-1 gpu-2 gpu-3")
 }
 
+// While a record cannot be read, each GPU may be held, as a whole or not: no partition is withdrawn, and the minute
+// begins when all can be read.
+func TestUnreadableRecordsWithdrawNothing(t *testing.T) {
+	gpus := inventory.New(simtest.Discover(t, "dgx-h100")[:2])
+	for i := range gpus {
+		gpus[i].Use = gpu.SharingMode{Partitions: gpu.PartitionsDynamic, OnDemand: true}
+	}
+	s := newState(Options{Dir: t.TempDir()})
+	s.offered.GPUs = map[string]bool{gpus[0].Name: true, gpus[1].Name: true}
+	now := time.Now()
+	look := func(when string, after time.Duration, incomplete error, want int) {
+		t.Helper()
+		now = now.Add(after)
+		rec := checkpoint.PreparedClaim{Claim: sharing.Claim{UID: "whole"}, Phase: checkpoint.Releasing,
+			Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: gpus[0].Name, GPU: gpus[0].Physical()}}}}
+		records := []checkpoint.PreparedClaim{rec}
+		s.basis = basis{gpus: gpus, known: s.known, records: newRecords("now", records, records, incomplete)}
+		var a actions
+		s.derive()
+		s.offer(now, false, &a)
+		if len(s.offered.GPUs) != want {
+			t.Errorf("%s: partitions of %v are published, want %d GPUs", when, s.offered.GPUs, want)
+		}
+	}
+	look("unreadable", 0, checkpoint.ErrUnreadable, 2)
+	look("unreadable for long", 2*inventory.WithdrawAfter, checkpoint.ErrUnreadable, 2)
+	look("readable again", 2*inventory.WithdrawAfter, nil, 2)
+	look("for a minute", inventory.WithdrawAfter, nil, 1)
+}
+
 // TestWanted: when a pod waits for partitions of this node, those of all unused GPUs are published, and stay. That is
 // the default where somebody asks.
 func TestWanted(t *testing.T) {
