@@ -325,6 +325,10 @@ func TestWithin(t *testing.T) {
 			t.Errorf("%d columns: got %s and %s, want %s and %s", row.columns, header, memory, row.header, row.memory)
 		}
 	}
+	all.rows[1].cells[6] = strings.Repeat("x", 90)
+	if got := all.within(100); len(got.header) != 7 {
+		t.Errorf("long names of holders: got %v, want all columns", got.header)
+	}
 	if len(all.header) != 7 || len(all.rows[0].cells) != 7 || all.rows[0].cells[3] != "█░ 5Gi/80Gi" {
 		t.Errorf("the table has changed: %v", all)
 	}

@@ -97,7 +97,7 @@ type table struct {
 var bars = regexp.MustCompile("[" + full + empty + "]+ ")
 
 // within returns what of the table fits into so many columns of a terminal: all, or it without bars, then without
-// columns that say nothing, and then without optional ones. The last column may still be too long.
+// columns that say nothing, and then without optional ones. The last column may be cut to 30 characters for the others.
 func (t table) within(columns int) table {
 	last := len(t.header) - 1
 	width := func() int {
@@ -113,7 +113,7 @@ func (t table) within(columns int) table {
 		for _, r := range t.rows {
 			most = max(most, utf8.RuneCountInString(r.cells[last]))
 		}
-		return sum + most
+		return sum + min(most, 30)
 	}
 	if width() <= columns {
 		return t
