@@ -329,6 +329,10 @@ func TestWithin(t *testing.T) {
 	if got := all.within(100); len(got.header) != 7 {
 		t.Errorf("long names of holders: got %v, want all columns", got.header)
 	}
+	all.rows[1].cells[4] = strings.Repeat("y", 50)
+	if got := all.within(120).rows[1].cells[4]; got != strings.Repeat("y", 29)+"…" {
+		t.Errorf("a long taint: got %s, want 30 characters", got)
+	}
 	if len(all.header) != 7 || len(all.rows[0].cells) != 7 || all.rows[0].cells[3] != "█░ 5Gi/80Gi" {
 		t.Errorf("the table has changed: %v", all)
 	}

@@ -96,9 +96,11 @@ type table struct {
 // bars are those of cells, with the space after them.
 var bars = regexp.MustCompile("[" + full + empty + "]+ ")
 
-// within returns what of the table fits into so many columns of a terminal: all, or it without bars, then without
-// columns that say nothing, and then without optional ones. The last column may be cut to 30 characters for the others.
+// within returns what of the table fits into so many columns of a terminal: all, or it without bars and long cells,
+// then without columns that say nothing, and then without optional ones. Of the last column, which printTable cuts,
+// some characters are enough.
 func (t table) within(columns int) table {
+	const enough = 30 // characters of a cell
 	last := len(t.header) - 1
 	width := func() int {
 		sum := 0
@@ -113,7 +115,7 @@ func (t table) within(columns int) table {
 		for _, r := range t.rows {
 			most = max(most, utf8.RuneCountInString(r.cells[last]))
 		}
-		return sum + min(most, 30)
+		return sum + min(most, enough)
 	}
 	if width() <= columns {
 		return t
@@ -122,7 +124,11 @@ func (t table) within(columns int) table {
 	for i, r := range t.rows {
 		rows[i] = row{make([]string, len(r.cells)), r.bad}
 		for j, cell := range r.cells {
-			rows[i].cells[j] = bars.ReplaceAllString(cell, "")
+			cell = bars.ReplaceAllString(cell, "")
+			if 0 < j && j < last {
+				cell = cut(cell, enough)
+			}
+			rows[i].cells[j] = cell
 		}
 	}
 	t = table{header: slices.Clone(t.header), rows: rows, optional: t.optional}
@@ -150,10 +156,14 @@ func (t table) within(columns int) table {
 func cut(text string, columns int) string {
 	var out strings.Builder
 	for line := range strings.Lines(text) {
-		if runes := []rune(strings.TrimSuffix(line, "\n")); len(runes) > columns {
-			line = string(runes[:columns-1]) + "…\n"
+		line, ended := strings.CutSuffix(line, "\n")
+		if runes := []rune(line); len(runes) > columns {
+			line = string(runes[:columns-1]) + "…"
 		}
 		out.WriteString(line)
+		if ended {
+			out.WriteString("\n")
+		}
 	}
 	return out.String()
 }
