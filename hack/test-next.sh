@@ -19,11 +19,12 @@ cp go.sum "$dir/go.sum"
 go mod edit -replace sigs.k8s.io/structured-merge-diff/v7=sigs.k8s.io/structured-merge-diff/v7@v7.0.0 \
 	-replace "k8s.io/apiextensions-apiserver=k8s.io/apiextensions-apiserver@$now" "$dir/go.mod"
 
+folders="cmd internal pkg simulator kubectl-gpu convert test/fleet test/scale"
+
 # CEL has another module path there.
-packages="./cmd/... ./internal/... ./pkg/... ./simulator/... ./kubectl-gpu/... ./convert/... ./test/fleet/... ./test/scale/..."
 separator=
 printf '{"Replace":{' >"$dir/overlay.json"
-for file in $(grep -rl --include='*.go' '"github.com/google/cel-go/' cmd internal pkg simulator kubectl-gpu convert); do
+for file in $(grep -rl --include='*.go' '"github.com/google/cel-go/' $folders); do
 	copy=$dir/$(echo "$file" | tr / -)
 	sed 's#"github.com/google/cel-go/#"cel.dev/cel-go/#' "$file" >"$copy"
 	printf '%s"%s":"%s"' "$separator" "$PWD/$file" "$PWD/$copy"
@@ -38,7 +39,7 @@ fi
 go build $flags ./cmd/... ./kubectl-gpu
 
 # controller-runtime's client/fake does not build with these modules. internal/archtest judges files.
-go list $flags -test -f '{{if .ForTest}}{{.ForTest}} {{join .Deps ","}}{{end}}' $packages >"$dir/deps"
+go list $flags -test -f '{{if .ForTest}}{{.ForTest}} {{join .Deps ","}}{{end}}' $(printf './%s/... ' $folders) >"$dir/deps"
 awk '{ fake[$1] = fake[$1] || $2 ~ /controller-runtime\/pkg\/client\/fake/ }
 	END { for (p in fake) print fake[p] ? "without" : "with", p }' "$dir/deps" | sort >"$dir/packages"
 sed -n 's/^without /SKIPPED, as client\/fake does not build: /p' "$dir/packages"

@@ -14,13 +14,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 )
 
-// features are those of Kubernetes 1.37 by default.
+// features are those of Kubernetes 1.37 and 1.38 by default.
 var features = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
 	DeviceBindingAndStatus: true, ConsumableCapacity: true, FractionalCapacityRange: true,
@@ -44,31 +46,41 @@ type Held struct{ state structured.AllocatedState }
 
 // HeldBy returns what the claims hold that have not ended.
 func HeldBy(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) Held {
-	held := Held{nothing()}
+	held := Held{structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[sharedID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}}
 	for _, claim := range claims {
 		if ended[claim.UID] {
 			continue
 		}
-		if claim.Status.Allocation != nil {
-			for _, r := range claim.Status.Allocation.Devices.Results {
-				held.Add(r)
-			}
+		for _, r := range Results(claim) {
+			held.Add(r)
 		}
 	}
 	return held
 }
 
-// Add adds what a claim holds of a device. With admin access, it holds nothing.
-func (h Held) Add(r resourceapi.DeviceRequestAllocationResult) {
-	if ptr.Deref(r.AdminAccess, false) {
-		return
+// Results returns the devices that the claim keeps from other claims: not those with admin access.
+func Results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	if claim.Status.Allocation == nil {
+		return nil
 	}
+	all := claim.Status.Allocation.Devices.Results
+	admin := func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) }
+	if !slices.ContainsFunc(all, admin) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), admin)
+}
+
+// Add adds one of the results of a claim.
+func (h Held) Add(r resourceapi.DeviceRequestAllocationResult) {
 	id := NameOf(r.Driver, r.Pool, r.Device)
 	if r.ShareID == nil {
 		h.state.AllocatedDevices.Insert(id)
 		return
 	}
-	h.addShare(id, r.ShareID)
+	h.state.AllocatedSharedDeviceIDs.Insert(sharedIDOf(id, r.ShareID))
 	h.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 }
 
@@ -77,8 +89,22 @@ func (h Held) Any(id DeviceID) (some, all bool) {
 	return structured.IsDeviceAllocated(id, &h.state), h.state.AllocatedDevices.Has(id)
 }
 
+// Capacity returns what shares hold of a capacity of the device; nil: nothing.
+func (h Held) Capacity(id DeviceID, name resourceapi.QualifiedName) *resource.Quantity {
+	return h.state.AggregatedCapacity[id][capacityKey(id, name)]
+}
+
 // Classes are device classes by name.
 type Classes map[string]*resourceapi.DeviceClass
+
+// ClassesOf returns the classes by name.
+func ClassesOf(all []*resourceapi.DeviceClass) Classes {
+	c := Classes{}
+	for _, class := range all {
+		c[class.Name] = class
+	}
+	return c
+}
 
 // List returns all classes, by name.
 func (c Classes) List() ([]*resourceapi.DeviceClass, error) {
@@ -111,6 +137,16 @@ func (c Classes) Place(ctx context.Context, compiled *cel.Cache, node *corev1.No
 		return nil, nil
 	}
 	return results, err
+}
+
+// New returns the allocator for these slices, which must be all of their pools.
+func New(ctx context.Context, held Held, classes structured.DeviceClassLister, published []*resourceapi.ResourceSlice,
+	compiled *cel.Cache) (structured.Allocator, error) {
+	all, err := converted(published)
+	if err != nil {
+		return nil, err
+	}
+	return structured.NewAllocator(ctx, features, held.state, classes, all, compiled)
 }
 
 // Near reports whether the node can have the device of the slice; nil: all devices of it. It cannot if the selector has

@@ -82,10 +82,10 @@ func TestPlace(t *testing.T) {
 		{"admin access uses nothing", "any", "device-0", []resourceapi.DeviceRequestAllocationResult{admin}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			held := HeldBy(nil, nil)
-			for _, r := range row.held {
-				held.Add(r)
-			}
+			other := claim("any", 1)
+			other.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: row.held}}
+			held := HeldBy([]*resourceapi.ResourceClaim{other}, nil)
 			results, err := classes.Place(t.Context(), NewCache(10), node, pool(4, 1), held, claim(row.class, 1))
 			if err != nil {
 				t.Fatal(err)

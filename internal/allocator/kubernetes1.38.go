@@ -5,34 +5,23 @@
 package allocator
 
 import (
-	"context"
-
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/api"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-func nothing() structured.AllocatedState {
-	return structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.DeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+// sharedID is by what the allocator knows that a device has shares: by the device.
+type sharedID = DeviceID
+
+func sharedIDOf(id DeviceID, _ *types.UID) sharedID { return id }
+
+func capacityKey(id DeviceID, name resourceapi.QualifiedName) api.FullyQualifiedName {
+	return api.MakeFullyQualifiedName(name, id.Driver, api.MakeUniqueString)
 }
 
-func (h Held) addShare(of DeviceID, _ *types.UID) { h.state.AllocatedSharedDeviceIDs.Insert(of) }
-
-// Capacity returns what shares hold of a capacity of the device; nil: nothing.
-func (h Held) Capacity(id DeviceID, name resourceapi.QualifiedName) *resource.Quantity {
-	return h.state.AggregatedCapacity[id][api.MakeFullyQualifiedName(name, id.Driver, api.MakeUniqueString)]
-}
-
-// New returns the allocator for these slices, which must be all of their pools. The scheduler keeps slices converted;
-// here each allocator converts its own.
-func New(ctx context.Context, held Held, classes structured.DeviceClassLister, published []*resourceapi.ResourceSlice,
-	compiled *cel.Cache) (structured.Allocator, error) {
+// converted converts the slices of one question. The scheduler keeps slices converted.
+func converted(published []*resourceapi.ResourceSlice) ([]*api.ResourceSlice, error) {
 	all := make([]*api.ResourceSlice, len(published))
 	for i, s := range published {
 		all[i] = &api.ResourceSlice{}
@@ -40,17 +29,16 @@ func New(ctx context.Context, held Held, classes structured.DeviceClassLister, p
 			return nil, err
 		}
 	}
-	return structured.NewAllocator(ctx, features, held.state, classes, all, compiled)
+	return all, nil
 }
 
 // Device returns the device of the driver as expressions see it. One that cannot be converted has no attributes.
 func Device(driver string, d *resourceapi.Device) cel.Device {
 	of := cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations}
-	var slice api.ResourceSlice
-	if api.Convert_v1_ResourceSlice_To_api_ResourceSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{
-		Driver: driver, Devices: []resourceapi.Device{*d}}}, &slice, nil) == nil {
-		of.LookupUniqueString = slice.LookupUniqueString
-		of.Attributes, of.Capacity = slice.Spec.Devices[0].Attributes, slice.Spec.Devices[0].Capacity
+	if all, err := converted([]*resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{Driver: driver,
+		Devices: []resourceapi.Device{*d}}}}); err == nil {
+		of.LookupUniqueString = all[0].LookupUniqueString
+		of.Attributes, of.Capacity = all[0].Spec.Devices[0].Attributes, all[0].Spec.Devices[0].Capacity
 	}
 	return of
 }

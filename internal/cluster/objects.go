@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -43,17 +44,9 @@ func Current(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	return current
 }
 
-// Results returns the devices that the claim keeps from other claims: not those with admin access.
+// Results is allocator.Results.
 func Results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
-	if claim.Status.Allocation == nil {
-		return nil
-	}
-	all := claim.Status.Allocation.Devices.Results
-	admin := func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) }
-	if !slices.ContainsFunc(all, admin) {
-		return all
-	}
-	return slices.DeleteFunc(slices.Clone(all), admin)
+	return allocator.Results(claim)
 }
 
 // DeviceStatus returns what the status of the claim says of an allocated device; nil: nothing.

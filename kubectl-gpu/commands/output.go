@@ -104,18 +104,17 @@ func (t table) within(columns int) table {
 	last := len(t.header) - 1
 	width := func() int {
 		sum := 0
-		for i, name := range t.header[:last] {
+		for i, name := range t.header {
 			most := len(name)
 			for _, r := range t.rows {
 				most = max(most, utf8.RuneCountInString(r.cells[i]))
 			}
+			if i == last {
+				return sum + min(most, enough)
+			}
 			sum += most + 3 // as kubectl
 		}
-		most := len(t.header[last])
-		for _, r := range t.rows {
-			most = max(most, utf8.RuneCountInString(r.cells[last]))
-		}
-		return sum + min(most, enough)
+		return sum
 	}
 	if width() <= columns {
 		return t

@@ -82,11 +82,8 @@ func Claim(t testing.TB, name, devices string) *resourceapi.ResourceClaim {
 func Judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims ...*resourceapi.ResourceClaim) (string,
 	[]resourceapi.AllocationResult, error) {
 	t.Helper()
-	classes := allocator.Classes{}
-	for _, c := range s.Classes {
-		classes[c.Name] = c
-	}
-	judge, err := allocator.New(t.Context(), allocator.HeldBy(s.Claims, ended), classes, s.Slices, selectors.Compiled)
+	judge, err := allocator.New(t.Context(), allocator.HeldBy(s.Claims, ended), allocator.ClassesOf(s.Classes),
+		s.Slices, selectors.Compiled)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,15 +43,12 @@ type world struct {
 
 func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
 	t.Helper()
-	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes, classes: allocator.Classes{},
-		compiled: allocator.NewCache(100)}
+	w := &world{t: t, view: clustertest.New(t, nodes...), nodes: nodes,
+		classes: allocator.ClassesOf(clustertest.Classes(t)), compiled: allocator.NewCache(100)}
 	for _, n := range nodes {
 		w.now = append(w.now, clustertest.Slices(t, n)...)
 	}
 	w.slices = offer.All(w.now, nil)
-	for _, c := range clustertest.Classes(t) {
-		w.classes[c.Name] = c
-	}
 	return w
 }
 

@@ -24,10 +24,7 @@ import (
 // possible partitions published, as they are needed, and without: while 2,000 shares on other nodes hold GPUs, and on a
 // node whose GPUs are all held as a whole. Rows of one run are to be compared.
 func BenchmarkPartitionsOnDemand(b *testing.B) {
-	classes := allocator.Classes{}
-	for _, c := range clustertest.Classes(b) {
-		classes[c.Name] = c
-	}
+	classes := allocator.ClassesOf(clustertest.Classes(b))
 	devices := simtest.Discover(b, "dgx-h100")
 	share := func(pool, device, id string) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: types.UID(id)}}

@@ -89,14 +89,11 @@ func (c *Cluster) AsPublished() *Cluster {
 func prepare(s *cluster.Snapshot, published []*resourceapi.ResourceSlice) *Cluster {
 	c := &Cluster{Snapshot: s, ClaimNamed: ByName(s.Claims), TemplateNamed: ByName(s.Templates),
 		PodNamed:    ByName(s.Pods),
-		ClassByName: allocator.Classes{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+		ClassByName: allocator.ClassesOf(s.Classes), onNode: map[string][]*resourceapi.ResourceSlice{},
 		Pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		Used:    map[string]corev1.ResourceList{}, Planned: map[string]bool{},
 		compiled: selectors.NewCache(), Limits: DefaultLimits, published: published}
-	for _, class := range s.Classes {
-		c.ClassByName[class.Name] = class
-	}
 	known := map[string]*corev1.Node{}
 	for _, n := range s.Nodes {
 		known[n.Name] = n

@@ -44,13 +44,10 @@ type world struct {
 func newWorld(t testing.TB, nodes ...clustertest.SimNode) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Unix(1e9, 0), claims: map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		classes: allocator.Classes{}, cel: allocator.NewCache(100)}
+		classes: allocator.ClassesOf(clustertest.Classes(t)), cel: allocator.NewCache(100)}
 	v := clustertest.New(t, nodes...)
 	w.Extender = newExtender(v, func() error { return nil }, placement.Pack, func() time.Time { return w.now })
 	w.begin = func() func() bool { return func() bool { return true } }
-	for _, c := range clustertest.Classes(t) {
-		w.classes[c.Name] = c
-	}
 	for _, n := range nodes {
 		w.nodes = append(w.nodes, n.Name)
 		w.slices = append(w.slices, clustertest.Slices(t, n)...)

@@ -217,10 +217,7 @@ func TestClaimsAskForADiscovery(t *testing.T) {
 // overlaps no other.
 func TestNoGPUIsGivenTwice(t *testing.T) {
 	gpus := inventory.New(simtest.Discover(t, "dgx-h100")[:3])
-	classes, compiled := allocator.Classes{}, allocator.NewCache(20)
-	for _, c := range clustertest.Classes(t) {
-		classes[c.Name] = c
-	}
+	classes, compiled := allocator.ClassesOf(clustertest.Classes(t)), allocator.NewCache(20)
 	const node = "node"
 	type given struct {
 		*resourceapi.ResourceClaim
