@@ -5,56 +5,77 @@ package controller
 import (
 	"context"
 	"fmt"
-	"slices"
+	"os"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 )
 
-// leaseOwner makes the webhook configuration own the leader's lease, so that the garbage collector deletes the lease
-// when the driver is uninstalled.
-type leaseOwner struct {
-	client        client.Client // without a cache
-	lease         client.ObjectKey
-	configuration string
-}
-
-var _ manager.Runnable = leaseOwner{}
-
-// Start checks the lease every minute: somebody may delete it, and the leader creates it again without an owner.
-func (o leaseOwner) Start(ctx context.Context) error {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if err := o.own(ctx); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "Lease without an owner: it stays when the driver is uninstalled")
-		}
-	}, time.Minute)
-	return nil
-}
-
-// own sets the owner unless it is set.
-func (o leaseOwner) own(ctx context.Context) error {
-	owner, err := certificate.Owner(ctx, o.client, o.configuration)
+// lock returns the lock of the leader: a lease that the webhook configuration owns.
+func (o Options) lock(reads client.Client) (resourcelock.Interface, error) {
+	host, err := os.Hostname()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the leader renews it every two seconds
-		var lease coordinationv1.Lease
-		if err := o.client.Get(ctx, o.lease, &lease); err != nil {
-			return fmt.Errorf("read lease %s: %w", o.lease, err)
-		}
-		owned := func(r metav1.OwnerReference) bool { return r.UID == owner.UID }
-		if slices.ContainsFunc(lease.OwnerReferences, owned) {
-			return nil
-		}
-		lease.OwnerReferences = []metav1.OwnerReference{owner}
-		return o.client.Update(ctx, &lease)
-	})
+	config := rest.AddUserAgent(o.REST, "leader-election")
+	config.Timeout = 5 * time.Second // half of the deadline for renewing it: one slow request does not end the leader
+	leases, err := coordinationclient.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name},
+		Client:     ownedLeases{leases.Leases(o.Namespace), reads, o.Name},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
+	}, nil
+}
+
+// ownedLeases writes leases with the webhook configuration as owner: the garbage collector deletes them when the driver
+// is uninstalled. A replica that still runs then creates none without an owner, which would stay.
+type ownedLeases struct {
+	coordinationclient.LeaseInterface // of one namespace
+	reads                             client.Client
+	configuration                     string
+}
+
+// Leases returns those of the one namespace.
+func (l ownedLeases) Leases(string) coordinationclient.LeaseInterface { return l }
+
+// Create creates a lease with the owner.
+func (l ownedLeases) Create(ctx context.Context, lease *coordinationv1.Lease, opts metav1.CreateOptions) (
+	*coordinationv1.Lease, error) {
+	if err := l.own(ctx, lease); err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Create(ctx, lease, opts)
+}
+
+// Update renews a lease. One that somebody else created gets the owner.
+func (l ownedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, opts metav1.UpdateOptions) (
+	*coordinationv1.Lease, error) {
+	if err := l.own(ctx, lease); err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Update(ctx, lease, opts)
+}
+
+// own sets the owner unless there is one.
+func (l ownedLeases) own(ctx context.Context, lease *coordinationv1.Lease) error {
+	if len(lease.OwnerReferences) > 0 {
+		return nil
+	}
+	owner, err := certificate.Owner(ctx, l.reads, l.configuration)
+	if err != nil {
+		return fmt.Errorf("no lease without an owner, it would stay when the driver is uninstalled: %w", err)
+	}
+	lease.OwnerReferences = []metav1.OwnerReference{owner}
+	return nil
 }

@@ -117,13 +117,13 @@ func Run(ctx context.Context, o Options) error {
 	}
 	expander := strongest.Expander{View: v, Class: o.StrongestClass, Ranks: o.StrongestRanks}
 	claims := explain.NewClaims(expander, guard)
-	mgr, err := o.newManager(v, served(certs, scores), gate, claims)
+	direct, err := o.client()
+	if err != nil {
+		return fmt.Errorf("make the client: %w", err)
+	}
+	mgr, err := o.newManager(v, served(certs, scores), gate, claims, direct)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
-	}
-	direct, err := client.New(o.REST, client.Options{Scheme: mgr.GetScheme()})
-	if err != nil {
-		return err
 	}
 	known, err := follow(ctx, mgr.GetCache(), v, gate.Webhooks, guard)
 	if err != nil {
@@ -166,7 +166,6 @@ func Run(ctx context.Context, o Options) error {
 	err = errors.Join(err,
 		mgr.Add(gate.Webhooks),
 		mgr.AddReadyzCheck("callers", gate.Webhooks.Ready),
-		mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: o.Namespace, Name: o.Name}, o.Name}),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -288,11 +287,20 @@ func (o Options) gate(scores *certificate.Manager) (*caller.Gate, error) {
 	return g, nil
 }
 
-func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.Gate, claims *explain.Claims) (
-	ctrl.Manager, error) {
+// client returns a client without a cache.
+func (o Options) client() (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cluster.AddGPUQuotas(scheme)); err != nil {
 		return nil, err
+	}
+	return client.New(o.REST, client.Options{Scheme: scheme})
+}
+
+func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.Gate, claims *explain.Claims,
+	direct client.Client) (ctrl.Manager, error) {
+	lock, err := o.lock(direct)
+	if err != nil {
+		return nil, fmt.Errorf("make the leader's lock: %w", err)
 	}
 	server := &caller.Server{Gate: gate, DefaultServer: &webhookserver.DefaultServer{Options: webhookserver.Options{
 		Port: o.WebhookPort, CertDir: o.CertificateDir}}}
@@ -300,15 +308,14 @@ func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.G
 		server.GetCertificate = certs
 	}
 	return ctrl.NewManager(o.REST, ctrl.Options{
-		Scheme:                        scheme,
-		Cache:                         o.cached(v, claims),
-		WebhookServer:                 server,
-		HealthProbeBindAddress:        o.HealthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
-		LeaderElection:                true,
-		LeaderElectionID:              o.Name,
-		LeaderElectionNamespace:       o.Namespace,
-		LeaderElectionReleaseOnCancel: true,
+		Scheme:                              direct.Scheme(),
+		Cache:                               o.cached(v, claims),
+		WebhookServer:                       server,
+		HealthProbeBindAddress:              o.HealthAddress,
+		Metrics:                             metricsserver.Options{BindAddress: o.MetricsAddress},
+		LeaderElection:                      true,
+		LeaderElectionResourceLockInterface: lock,
+		LeaderElectionReleaseOnCancel:       true,
 	})
 }
 
