@@ -240,7 +240,7 @@ test-chaos: ## make chaos as in CI: each fault once (needs root)
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh
 	$(GO) build -trimpath -o _output/bin/ ./cmd/... ./simulator/cmd/...
-	CGO_ENABLED=0 $(GO) build -trimpath -o _output/bin/ ./kubectl-gpu
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X main.version=$$(cat VERSION)" -o _output/bin/ ./kubectl-gpu
 
 image: ## build both images as one OCI archive, _output/images.tar, without Docker; PUSH=registry/path also pushes them
 	@./hack/prerequisites.sh

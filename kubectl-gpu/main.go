@@ -18,6 +18,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/kubectl-gpu/commands"
 )
 
+// version is set when it is built: see the Makefile and deployments/container.
+var version = "unknown"
+
 // completion is the name under which kubectl calls the program to complete a command line.
 const completion = "kubectl_complete-gpu"
 
@@ -31,7 +34,8 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
-	cmd := commands.Command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+	cmd := commands.Command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr},
+		version)
 	if filepath.Base(os.Args[0]) == completion {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, os.Args[1:]...))
 	}

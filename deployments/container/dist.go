@@ -58,7 +58,7 @@ func dist(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	plugins, err := buildPlugins(ctx, systems, filepath.Join(o.output, "release", pluginName))
+	plugins, err := buildPlugins(ctx, systems, o.version, filepath.Join(o.output, "release", pluginName))
 	if err != nil {
 		return err
 	}

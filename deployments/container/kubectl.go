@@ -20,7 +20,7 @@ const pluginName = "kubectl-gpu"
 var pluginPlatforms = []string{"darwin/amd64", "darwin/arm64", "linux/amd64", "linux/arm64"}
 
 // buildPlugins compiles the plugin of kubectl for the platforms below the directory, and returns the programs.
-func buildPlugins(ctx context.Context, platforms []string, dir string) (map[string]string, error) {
+func buildPlugins(ctx context.Context, platforms []string, version, dir string) (map[string]string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,8 @@ func buildPlugins(ctx context.Context, platforms []string, dir string) (map[stri
 		if err := os.MkdirAll(out, 0o755); err != nil {
 			return nil, fmt.Errorf("make output directory: %w", err)
 		}
-		b := build{[]string{"github.com/gpudra/gpu-dra-driver/" + pluginName}, "0", "-s -w", ""}
+		b := build{[]string{"github.com/gpudra/gpu-dra-driver/" + pluginName}, "0", "-s -w -X main.version=" + version,
+			""}
 		if err := b.run(ctx, []string{"GOOS=" + system, "GOARCH=" + processor}, out); err != nil {
 			return nil, err
 		}

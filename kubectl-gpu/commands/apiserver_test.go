@@ -52,7 +52,7 @@ type apiServer struct {
 func (s *apiServer) run(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	cmd := Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errOut})
+	cmd := Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errOut}, "v0.0.0-test")
 	cmd.SetArgs(append([]string{"--kubeconfig", s.kubeconfig(t)}, args...))
 	err = cmd.ExecuteContext(t.Context())
 	return out.String(), errOut.String(), err

@@ -32,8 +32,8 @@ type plugin struct {
 	config *genericclioptions.ConfigFlags
 }
 
-// Command returns the command "kubectl gpu". The caller prints its error.
-func Command(streams genericiooptions.IOStreams) *cobra.Command {
+// Command returns the command "kubectl gpu" of that version. The caller prints its error.
+func Command(streams genericiooptions.IOStreams, version string) *cobra.Command {
 	p := &plugin{IOStreams: streams, config: genericclioptions.NewConfigFlags(true)}
 	p.config.WrapConfigFn = fast
 	cmd := &cobra.Command{
@@ -48,7 +48,7 @@ func Command(streams genericiooptions.IOStreams) *cobra.Command {
 	cmd.SetErr(streams.ErrOut)
 	p.config.AddFlags(cmd.PersistentFlags())
 	cmd.AddCommand(lsCommand(p), describeCommand(p), modelsCommand(p), topCommand(p), whyCommand(p), fitsCommand(p),
-		defragCommand(p), reserveCommand(p), uiCommand(p))
+		defragCommand(p), reserveCommand(p), uiCommand(p), versionCommand(p, version))
 	for _, sub := range cmd.Commands() {
 		sub.Args = withUsage(sub.Args)
 	}

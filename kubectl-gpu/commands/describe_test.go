@@ -183,7 +183,7 @@ func TestDescribeRemedy(t *testing.T) {
 func TestUsage(t *testing.T) {
 	s := newCluster(t)
 	for args, want := range map[string]string{
-		"describe": "write: kubectl gpu describe GPU...", "why": "write: kubectl gpu why POD|KIND/NAME",
+		"describe": "write: kubectl gpu describe GPU...", "why x y": "write: kubectl gpu why [POD|KIND/NAME]",
 		"models x": "write: kubectl gpu models", "fits x -f y": "write: kubectl gpu fits -f FILE",
 	} {
 		if _, _, err := s.run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -194,7 +194,7 @@ func TestUsage(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for _, args := range []string{"ls", "why x", "models"} {
-		cmd := Command(genericiooptions.NewTestIOStreamsDiscard())
+		cmd := Command(genericiooptions.NewTestIOStreamsDiscard(), "")
 		cmd.SetArgs(strings.Fields(args))
 		err := cmd.ExecuteContext(t.Context())
 		if want := "there is no kubeconfig that names a cluster; set KUBECONFIG"; err == nil ||
@@ -206,7 +206,7 @@ func TestUsage(t *testing.T) {
 
 // Each command has examples.
 func TestExamples(t *testing.T) {
-	for _, sub := range Command(genericiooptions.NewTestIOStreamsDiscard()).Commands() {
+	for _, sub := range Command(genericiooptions.NewTestIOStreamsDiscard(), "").Commands() {
 		if sub.Example == "" {
 			t.Errorf("%s has no example", sub.Name())
 		}

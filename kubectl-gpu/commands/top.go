@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -23,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -64,24 +66,44 @@ const (
 // topOptions are the flags of the command top.
 type topOptions struct {
 	output
-	plugins       string // label selector
+	plugins       string   // label selector
+	names         []string // of nodes and GPUs
+	sortBy        string   // one of topOrders
 	allNamespaces bool
 	idle          bool // what is held and not used
+}
+
+// topOrders are the values of --sort-by, with what is compared; the greatest is first.
+var topOrders = map[string]func(*Use) *int64{
+	"memory":      func(u *Use) *int64 { return u.MemoryUsed },
+	"utilization": func(u *Use) *int64 { return u.Utilization },
+}
+
+// addPlugins adds the flag for the label selector of the driver's plugin pods.
+func addPlugins(cmd *cobra.Command, to *string) {
+	cmd.Flags().StringVar(to, "plugins", "app.kubernetes.io/component=kubelet-plugin",
+		"Label selector of the driver's plugin pods.")
 }
 
 func topCommand(p *plugin) *cobra.Command {
 	var o topOptions
 	cmd := &cobra.Command{
-		Use:   "top",
+		Use:   "top [NODE|GPU...]",
 		Short: "Show what containers use of GPUs.",
 		Long: "Show what the containers of a namespace use of GPUs, from the metrics of the driver's plugins. It " +
 			"reads them through the API server and needs the right to get pods/proxy in the namespace of the driver. " +
 			"With --idle, show the claims whose pods have not used their GPU for a while, longest first, as the " +
 			"driver has marked them: for that the right to list claims and slices is enough.",
-		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A\n  kubectl gpu top -A --idle",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.idle {
+		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A node-1 --sort-by memory\n" +
+			"  kubectl gpu top -A --idle",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.names = args
+			switch {
+			case o.sortBy != "" && topOrders[o.sortBy] == nil:
+				return fmt.Errorf("--sort-by %q: want %s", o.sortBy, joined(slices.Sorted(maps.Keys(topOrders))))
+			case o.sortBy != "" && o.idle:
+				return errors.New("--sort-by: with --idle, the claim that is idle for longest is first; leave one out")
+			case o.idle:
 				return p.topIdle(cmd.Context(), o)
 			}
 			return p.top(cmd.Context(), o)
@@ -89,8 +111,12 @@ func topCommand(p *plugin) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
 	cmd.Flags().BoolVar(&o.idle, "idle", false, "Show the claims that hold a GPU and do not use it.")
-	cmd.Flags().StringVar(&o.plugins, "plugins", "app.kubernetes.io/component=kubelet-plugin",
-		"Label selector of the driver's plugin pods.")
+	cmd.Flags().StringVar(&o.sortBy, "sort-by", "", "The most first: memory or utilization. Default: by name.")
+	if err := cmd.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(slices.Sorted(maps.Keys(topOrders)),
+		cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag exists
+	}
+	addPlugins(cmd, &o.plugins)
 	o.addFlags(cmd)
 	return cmd
 }
@@ -113,8 +139,14 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 		return err
 	}
 	all, failed := uses(ctx, client, plugins)
-	if !o.allNamespaces {
-		all = slices.DeleteFunc(all, func(u *Use) bool { return u.Namespace != namespace })
+	all = slices.DeleteFunc(all, func(u *Use) bool {
+		return !o.allNamespaces && u.Namespace != namespace ||
+			len(o.names) > 0 && !slices.ContainsFunc(o.names, u.named)
+	})
+	if of := topOrders[o.sortBy]; of != nil {
+		slices.SortStableFunc(all, func(a, b *Use) int {
+			return cmp.Compare(ptr.Deref(of(b), -1), ptr.Deref(of(a), -1))
+		})
 	}
 	nothing := "No containers with GPUs found."
 	if !o.allNamespaces {
@@ -122,6 +154,11 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 	}
 	err = printList(p, printer, o.output, "UseList", all, nil, nothing, useTable(all, o))
 	return errors.Join(err, failed)
+}
+
+// named reports whether the name is that of the GPU, or of its node.
+func (u *Use) named(name string) bool {
+	return name == u.Node || name == u.GPU || name == u.UUID || name == u.Node+"/"+u.GPU
 }
 
 // pluginPods returns the pods of the driver's plugins.

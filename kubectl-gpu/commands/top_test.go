@@ -63,6 +63,14 @@ func TestTop(t *testing.T) {
 		{"the namespace of the context", nil, "--no-headers",
 			"train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
 		{"another namespace", nil, "-n web --no-headers", "chat main a gpu-3b-00-0 ?/1Gi no limit ?", "", ""},
+		{"the greatest first", func(s *apiServer) {
+			s.answers[proxy("a")] = plain(strings.ReplaceAll(metricsOfA(), `"ml"`, `"web"`))
+		}, "-n web --no-headers --sort-by memory", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%\n" +
+			"chat main a gpu-3b-00-0 ?/1Gi no limit ?", "", ""},
+		{"an order that there is not", nil, "--sort-by cores", "", "", `--sort-by "cores": want memory, utilization`},
+		{"an order of what is idle", nil, "--idle --sort-by memory", "", "", "leave one out"},
+		{"a node", nil, "--no-headers a", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
+		{"another node", nil, "b", "", "No containers with GPUs found in the namespace ml.\n", ""},
 		{"a namespace without GPUs", nil, "-n none", "", "No containers with GPUs found in the namespace none.\n", ""},
 		{"a plugin that does not answer", func(s *apiServer) {
 			s.Pods = append(s.Pods, pluginPod("b"))
@@ -118,6 +126,29 @@ func TestTop(t *testing.T) {
 				t.Errorf("got error %v, want %q", err, row.err)
 			}
 		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	s := &apiServer{answers: map[string]http.HandlerFunc{"/version": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"gitVersion": "v1.37.2"}`)
+	}}}
+	for _, node := range []string{"a", "b", "c"} {
+		pod := pluginPod(node)
+		pod.Labels["app.kubernetes.io/version"] = "v0.2.0"
+		s.Pods = append(s.Pods, pod)
+	}
+	s.Pods[1].Labels["app.kubernetes.io/version"] = "v0.1.0"
+	const here = "PROGRAM VERSION NODES\nkubectl-gpu v0.0.0-test <none>\nKubernetes v1.37.2 <none>"
+	out, _, err := s.run(t, "version")
+	if want := here + "\ndriver v0.1.0 1\ndriver v0.2.0 2"; squeezed(out) != want || err != nil {
+		t.Errorf("got %v and\n%s\nwant\n%s", err, out, want)
+	}
+	s.forbidden = []string{"/api/v1/pods"}
+	out, _, err = s.run(t, "version")
+	if squeezed(out) != here || err == nil || !strings.Contains(err.Error(), "pods") {
+		t.Errorf("got %v and\n%s\nwant what can be read, and the missing right", err, out)
 	}
 }
 

@@ -22,7 +22,7 @@ func (p *plugin) topIdle(ctx context.Context, o topOptions) error {
 	if err != nil {
 		return err
 	}
-	var f filter
+	f := filter{names: o.names}
 	nothing := "No claim holds a GPU that it does not use."
 	if !o.allNamespaces {
 		if f.namespace, _, err = p.namespace(); err != nil {

@@ -47,7 +47,7 @@ type failure struct {
 // boardState is one state of the page. It does not change.
 type boardState struct {
 	nodes   map[string]json.RawMessage // pageNode
-	pending []pagePending
+	pending []pendingObject
 	unread  []string
 }
 
@@ -57,20 +57,11 @@ type pageNode struct {
 	GPUs    []*GPU `json:"gpus"`
 }
 
-// pagePending is a claim that has no devices yet, or a pod that waits for GPUs without such a claim.
-type pagePending struct {
-	Kind      string      `json:"kind"` // claim or pod
-	Namespace string      `json:"namespace"`
-	Name      string      `json:"name"`
-	Created   metav1.Time `json:"created"`
-	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
-}
-
 // pageMessage tells the page what has changed.
 type pageMessage struct {
 	Full    bool                       `json:"full"`  // forget everything else
 	Nodes   map[string]json.RawMessage `json:"nodes"` // null: the node is gone
-	Pending []pagePending              `json:"pending"`
+	Pending []pendingObject            `json:"pending"`
 	Unread  []string                   `json:"unread"`
 }
 
@@ -281,7 +272,7 @@ func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *c
 		}
 		if err := b.update(read()); err != nil { // such as that the driver has no slices any more
 			b.fail(cluster.Slices, err)
-			b.publish(&boardState{pending: []pagePending{}, unread: b.unread(&cluster.Snapshot{})})
+			b.publish(&boardState{pending: []pendingObject{}, unread: b.unread(&cluster.Snapshot{})})
 		}
 		select {
 		case <-ctx.Done():

@@ -65,7 +65,7 @@ func pageSnapshot(t *testing.T) *cluster.Snapshot {
 				Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2"),
 					"cpu": resource.MustParse("1")}}}}}}
 	running := late.DeepCopy()
-	running.Name, running.Spec.NodeName = "running", "a"
+	running.Name, running.Spec.NodeName, running.Status.Phase = "running", "a", corev1.PodRunning
 	return &cluster.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Pods: []*corev1.Pod{late, running},
 		Unread: map[string]error{}}
 }

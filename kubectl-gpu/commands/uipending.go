@@ -5,6 +5,7 @@ package commands
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,35 +45,49 @@ func readPendingPods(ctx context.Context, client kubernetes.Interface, s *cluste
 	return of
 }
 
-// pending returns the claims without devices or with devices that are not ready, and the pods that wait for GPUs and
-// have no such claim, the oldest first.
-func pending(s *cluster.Snapshot) []pagePending {
-	all := []pagePending{}
-	claims := map[types.NamespacedName]bool{}
+// pendingObject is a pod that asks for devices and has not started, or a claim without such a pod.
+type pendingObject struct {
+	Kind      string      `json:"kind"` // pod or claim
+	Namespace string      `json:"namespace"`
+	Name      string      `json:"name"`
+	Created   metav1.Time `json:"created"`
+	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
+}
+
+// pending returns the pods that ask for devices and have not started, and the claims of no such pod without devices or
+// with devices that are not ready, the oldest first.
+func pending(s *cluster.Snapshot) []pendingObject {
+	all := []pendingObject{}
+	claims := map[types.NamespacedName]*resourceapi.ResourceClaim{}
 	for _, c := range s.Claims {
-		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = true
-		waits := c.Status.Allocation == nil || len(why.Bindings(c)) > 0
-		if waits && c.DeletionTimestamp == nil {
-			all = append(all, pagePending{Kind: "claim", Namespace: c.Namespace, Name: c.Name,
-				Created: c.CreationTimestamp, Asks: classNames(c)})
+		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+	}
+	used := map[*resourceapi.ResourceClaim]bool{} // by these pods
+	for _, p := range s.Pods {
+		if !listed(s, cluster.Claims, p.Namespace) || p.DeletionTimestamp != nil ||
+			p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
+			continue
+		}
+		if asks := asksOf(p, claims, used); len(asks) > 0 {
+			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks})
 		}
 	}
-	if s.Unread[cluster.Claims] == nil {
-		for _, p := range s.Pods {
-			if p.Spec.NodeName != "" || p.DeletionTimestamp != nil {
-				continue
-			}
-			if asks := asksOf(p, claims); len(asks) > 0 {
-				all = append(all, pagePending{Kind: "pod", Namespace: p.Namespace, Name: p.Name,
-					Created: p.CreationTimestamp, Asks: asks})
-			}
+	for _, c := range s.Claims {
+		if (c.Status.Allocation == nil || len(why.Bindings(c)) > 0) && c.DeletionTimestamp == nil && !used[c] {
+			all = append(all, pendingObject{"claim", c.Namespace, c.Name, c.CreationTimestamp, classNames(c)})
 		}
 	}
-	slices.SortFunc(all, func(a, b pagePending) int {
+	slices.SortFunc(all, func(a, b pendingObject) int {
 		return cmp.Or(a.Created.Compare(b.Created.Time), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Name, b.Name))
 	})
 	return all
+}
+
+// listed reports whether all objects of the resource in the namespace were read; an empty namespace means all.
+func listed(s *cluster.Snapshot, resource, namespace string) bool {
+	partial, ok := errors.AsType[*cluster.PartialError](s.Unread[resource])
+	return s.Unread[resource] == nil || ok && namespace != "" && partial.Namespace == namespace
 }
 
 // classNames returns the classes that the claim names, sorted.
@@ -84,25 +99,39 @@ func classNames(c *resourceapi.ResourceClaim) []string {
 	return append([]string{}, slices.Sorted(maps.Keys(classes))...)
 }
 
-// asksOf returns what the pod asks for and no claim of the cluster shows: extended resources of GPUs, and claims that
-// do not exist.
-func asksOf(p *corev1.Pod, claims map[types.NamespacedName]bool) []string {
+// asksOf returns what the pod asks for: the classes of its claims, claims that are not there, and extended resources of
+// GPUs. It adds its claims to used.
+func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
+	used map[*resourceapi.ResourceClaim]bool) []string {
 	asks := map[string]bool{}
+	of := func(name string) *resourceapi.ResourceClaim {
+		claim := claims[types.NamespacedName{Namespace: p.Namespace, Name: name}]
+		if claim != nil {
+			used[claim] = true
+		}
+		return claim
+	}
 	for _, ref := range p.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(p, &ref)
 		switch {
 		case err != nil && ref.ResourceClaimTemplateName != nil: // nobody has made it yet
 			asks[fmt.Sprintf("a claim of template %s, which is not there", *ref.ResourceClaimTemplateName)] = true
-		case err == nil && name != nil && !claims[types.NamespacedName{Namespace: p.Namespace, Name: *name}]:
+		case err != nil || name == nil:
+		case of(*name) == nil:
 			asks[fmt.Sprintf("claim %s, which is not there", *name)] = true
+		default:
+			for _, class := range classNames(of(*name)) {
+				asks[class] = true
+			}
 		}
 	}
-	if p.Status.ExtendedResourceClaimStatus == nil {
-		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-			for name, quantity := range c.Resources.Limits {
-				if ofGPUs(name) {
-					asks[fmt.Sprintf("%s: %s", name, quantity.String())] = true
-				}
+	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
+		of(status.ResourceClaimName)
+	}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for name, quantity := range c.Resources.Limits {
+			if ofGPUs(name) {
+				asks[fmt.Sprintf("%s: %s", name, quantity.String())] = true
 			}
 		}
 	}

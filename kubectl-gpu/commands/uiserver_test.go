@@ -338,7 +338,7 @@ func TestUI(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	read, write := io.Pipe()
-	cmd := Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: write, ErrOut: io.Discard})
+	cmd := Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: write, ErrOut: io.Discard}, "")
 	cmd.SetArgs([]string{"ui", "--kubeconfig", s.kubeconfig(t)})
 	ended := make(chan error, 1)
 	go func() {

@@ -25,24 +25,39 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
+// whyOptions are the flags of the command why.
+type whyOptions struct {
+	output
+	allNamespaces bool
+}
+
 func whyCommand(p *plugin) *cobra.Command {
-	var o output
+	var o whyOptions
 	cmd := &cobra.Command{
-		Use:   "why POD|KIND/NAME",
+		Use:   "why [POD|KIND/NAME]",
 		Short: "Explain why a pod or ResourceClaim waits for devices, and what would help.",
 		Long: "Explain why a pod or ResourceClaim waits for devices. The first line is the cause, the second the " +
 			"smallest change with which it would be scheduled now. A name without a kind is that of a pod, or of a " +
 			"claim if there is no such pod. A workload, such as deployment/NAME or job/NAME, counts as one of its " +
-			"pods, of which one that waits comes first.",
-		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json\n  kubectl gpu why " +
-			"deployment/vllm",
-		Args: cobra.ExactArgs(1),
+			"pods, of which one that waits comes first. Without a name, list all pods with devices that have not " +
+			"started, and all claims that wait without such a pod, with the cause of each; -o wide adds what would " +
+			"help.",
+		Example: "  kubectl gpu why trainer\n  kubectl gpu why deployment/vllm\n  kubectl gpu why claim/big-gpu -o " +
+			"json\n  kubectl gpu why -A",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.why(cmd.Context(), args[0], o)
+			switch {
+			case len(args) == 0:
+				return p.whyAll(cmd.Context(), o)
+			case o.allNamespaces || o.format == wide || o.format == names:
+				return errors.New("--all-namespaces and the formats wide and name are for the list: leave out the name")
+			}
+			return p.why(cmd.Context(), args[0], o.output)
 		},
 		ValidArgsFunction: p.completeWaiting,
 	}
-	o.addFlags(cmd)
+	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List what waits in all namespaces.")
+	o.addFlags(cmd, wide, names)
 	return cmd
 }
 

@@ -234,6 +234,67 @@ func TestWhyJSON(t *testing.T) {
 	}
 }
 
+// Without a name, all that waits is listed: pods with devices that have not started, and claims without such a pod.
+func TestWhyAll(t *testing.T) {
+	const cause = "request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com has the requested " +
+		"capacity, even when free: memory 60Gi"
+	for _, row := range []struct {
+		name   string
+		change func(*apiServer)
+		args   []string
+		want   string
+		err    string
+	}{
+		{"the namespace", nil, nil, "pod/worker <unknown> " + cause, ""},
+		{"all, with a claim of no pod, and a pod of another namespace", func(s *apiServer) {
+			other := s.Pods[0].DeepCopy()
+			other.Namespace, other.Name, other.UID, other.Spec.NodeName = "other", "stuck", "stuck", "a"
+			other.Status.Phase = corev1.PodPending
+			running := s.Pods[0].DeepCopy()
+			running.Name, running.Spec.NodeName, running.Status.Phase = "running", "a", corev1.PodRunning
+			plain := s.Pods[0].DeepCopy()
+			plain.Name, plain.Spec.ResourceClaims = "without-devices", nil
+			s.Pods = append(s.Pods, other, running, plain)
+			unused := s.Claims[0].DeepCopy()
+			unused.Name, unused.Status.Allocation = "unused", nil
+			s.Claims = append(s.Claims, unused)
+		}, []string{"-A", "-o", "name"}, "pod/worker\npod/stuck\nclaim/unused", ""},
+		{"what helps", nil, []string{"-o", "wide"}, "pod/worker <unknown> " + cause + " in " +
+			"ResourceClaimTemplate ml/big, request gpu: ask for 15Gi memory instead of 60Gi", ""},
+		{"nothing", func(s *apiServer) { s.Pods = nil }, []string{"-A"}, "", ""},
+		{"a name, too", nil, []string{"worker", "-A"}, "", "leave out the name"},
+		{"the format of a list", nil, []string{"worker", "-o", "wide"}, "", "leave out the name"},
+		{"rights in the namespace only", func(s *apiServer) {
+			s.forbidden = []string{"/api/v1/pods", "/apis/resource.k8s.io/v1/resourceclaims"}
+		}, nil, "pod/worker <unknown> " + cause, ""},
+		{"all namespaces, and rights in one", func(s *apiServer) {
+			s.forbidden = []string{"/api/v1/pods", "/apis/resource.k8s.io/v1/resourceclaims"}
+		}, []string{"-A"}, "", "pods"},
+		{"no right to read pods", func(s *apiServer) {
+			s.forbidden = []string{"/api/v1/pods", "/api/v1/namespaces/ml/pods"}
+		}, nil, "", "pods"},
+		{"no right to read slices", func(s *apiServer) {
+			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
+		}, nil, "pod/worker <unknown> no answer without the right to list resourceslices.resource.k8s.io",
+			"not enough for an answer about 1 of them"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := waiting(t)
+			s.answers["/api/v1/namespaces/ml"] = func(w http.ResponseWriter, _ *http.Request) {
+				reply(w, http.StatusOK, &corev1.Namespace{})
+			}
+			if row.change != nil {
+				row.change(s)
+			}
+			out, _, err := s.run(t, append([]string{"why", "--no-headers"}, row.args...)...)
+			if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) == 1 {
+				out = strings.Join(strings.Fields(lines[0]), " ")
+			}
+			requireOutput(t, out, row.want, err, row.err)
+		})
+	}
+}
+
 func TestWhyCompletion(t *testing.T) {
 	out, _, err := waiting(t).run(t, "__complete", "why", "")
 	if want := "pod/worker\n:4\n"; err != nil || out != want {

@@ -98,6 +98,13 @@ func (s *suite) testKubectlWhy(t *testing.T) {
 	if advice == nil {
 		t.Fatalf("why: got\n%s\nwant the amount of memory that would fit", text)
 	}
+	list, err := kubectlGPU(t.Context(), "why", "-n", ns, "--as", user)
+	s.must(t, err)
+	cause, _, _ := strings.Cut(strings.TrimPrefix(text, "pod "+pod.Name+" waits: "), "\n")
+	if lines := strings.Split(strings.TrimSpace(list), "\n"); len(lines) != 2 ||
+		!strings.HasPrefix(lines[1], "pod/"+pod.Name+" ") || !strings.HasSuffix(lines[1], cause) {
+		t.Errorf("why without a name: got\n%s\nwant one line, of the pod, with the cause\n%s", list, cause)
+	}
 	s.waitAnswer(t, pod, "pod "+pod.Name+" waits: ", "100Gi", "; smallest change: ", "ask for "+advice[1]+" memory")
 	more := resource.MustParse(advice[1])
 	more.Add(resource.MustParse("1Mi"))
@@ -304,7 +311,7 @@ func rightsIn(rules []rbacv1.PolicyRule) (rights []authorizationv1.ResourceAttri
 // kubectlGPU runs kubectl-gpu on the cluster of $KUBECONFIG and returns what it prints.
 func kubectlGPU(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := commands.Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+	cmd := commands.Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out}, "")
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	return out.String(), err

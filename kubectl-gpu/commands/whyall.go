@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// pendingAnswer is an answer about a pending object.
+type pendingAnswer struct {
+	*why.Answer
+	of pendingObject
+}
+
+// name returns the object as an argument of kubectl gpu why.
+func (a pendingAnswer) name() string { return a.of.Kind + "/" + a.of.Name }
+
+// whyAll prints a line about each pod that asks for devices and has not started, and about each claim that has no
+// devices and no such pod: of the namespace, or of all namespaces.
+func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	namespace, nothing := "", "No pod or claim waits for devices."
+	if !o.allNamespaces {
+		if namespace, _, err = p.namespace(); err != nil {
+			return err
+		}
+		if err := p.unknownNamespace(ctx, namespace); err != nil {
+			return err
+		}
+		nothing = fmt.Sprintf("No pod or claim of the namespace %s waits for devices.", namespace)
+	}
+	r, stop, err := p.reader()
+	if err != nil {
+		return err
+	}
+	s := schedule.Read(ctx, r, namespace, nil, nil)
+	stop()
+	if !listed(s, cluster.Pods, namespace) || !listed(s, cluster.Claims, namespace) {
+		return s.Err()
+	}
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	var all []pendingAnswer
+	explainer := why.NewExplainer(s, why.Options{})
+	undecided := 0
+	for _, object := range pending(s) {
+		if namespace != "" && object.Namespace != namespace {
+			continue
+		}
+		explain := explainer.Claim
+		if object.Kind == "pod" {
+			explain = explainer.Pod
+		}
+		answer, err := explain(ctx, object.Namespace, object.Name)
+		if err != nil {
+			return err
+		}
+		if answer.Outcome == why.Undecided && !answer.Search.Complete {
+			asTold(ctx, client, answer)
+		}
+		if answer.Outcome == why.Undecided {
+			undecided++
+		}
+		all = append(all, pendingAnswer{answer, object})
+	}
+	err = printList(p, printer, o.output, "ReportList", all, pendingAnswer.name, nothing, pendingTable(all, o))
+	if undecided > 0 {
+		err = errors.Join(err, fmt.Errorf("what could be read is not enough for an answer about %d of them, or there "+
+			"was too little time", undecided))
+	}
+	return err
+}
+
+// pendingTable returns a row for each answer. With -o wide, it has what would help.
+func pendingTable(all []pendingAnswer, o whyOptions) table {
+	t := table{header: []string{"NAME", "AGE", "WHY"}}
+	if o.format == wide {
+		t.header = append(t.header, "WHAT HELPS")
+	}
+	if o.allNamespaces {
+		t.header = append([]string{"NAMESPACE"}, t.header...)
+	}
+	for _, a := range all {
+		cause := strings.TrimPrefix(strings.TrimPrefix(a.Cause, a.of.Kind+" "+a.Name+" "), "waits: ")
+		cells := []string{a.name(), age(&a.of.Created), cause}
+		if o.format == wide {
+			cells = append(cells, cmp.Or(strings.TrimPrefix(a.Advice(), "smallest change: "), none))
+		}
+		if o.allNamespaces {
+			cells = append([]string{a.Namespace}, cells...)
+		}
+		t.rows = append(t.rows, row{cells: cells})
+	}
+	return t
+}
