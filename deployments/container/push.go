@@ -26,7 +26,11 @@ func push(ctx context.Context, prefix string, images []named) error {
 		if err != nil {
 			return fmt.Errorf("push %s: %w", target, err)
 		}
-		fmt.Println("pushed", target)
+		digest, err := image.image.Digest()
+		if err != nil {
+			return fmt.Errorf("push %s: %w", target, err)
+		}
+		fmt.Printf("pushed %s@%s\n", target, digest)
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ func (o Options) lock(reads client.Client) (resourcelock.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := rest.AddUserAgent(o.REST, "leader-election")
+	config := rest.AddUserAgent(rest.CopyConfig(o.REST), "leader-election")
 	config.Timeout = 5 * time.Second // half of the deadline for renewing it: one slow request does not end the leader
 	leases, err := coordinationclient.NewForConfig(config)
 	if err != nil {
@@ -39,7 +39,7 @@ func (o Options) lock(reads client.Client) (resourcelock.Interface, error) {
 }
 
 // ownedLeases writes leases with the webhook configuration as owner: the garbage collector deletes them when the driver
-// is uninstalled. A replica that still runs then creates none without an owner, which would stay.
+// is uninstalled. A replica that still runs then creates no lease: nothing would delete one without an owner.
 type ownedLeases struct {
 	coordinationclient.LeaseInterface // of one namespace
 	reads                             client.Client

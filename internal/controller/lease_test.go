@@ -12,9 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
+
+// The timeout of the lock's client is not that of all clients: it would end watches.
+func TestTheLockHasItsOwnTimeout(t *testing.T) {
+	config := &rest.Config{Host: "https://api.example.com", UserAgent: "controller"}
+	if _, err := (Options{REST: config, Namespace: "gpus", Name: "controller"}).lock(nil); err != nil {
+		t.Fatal(err)
+	}
+	if config.Timeout != 0 || config.UserAgent != "controller" {
+		t.Errorf("got the timeout %s and the user agent %s for all clients", config.Timeout, config.UserAgent)
+	}
+}
 
 // Uninstalling deletes the webhook configuration, and the garbage collector what it owns. A replica that still runs
 // creates no lease that stays.

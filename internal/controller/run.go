@@ -314,6 +314,7 @@ func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.G
 		HealthProbeBindAddress:              o.HealthAddress,
 		Metrics:                             metricsserver.Options{BindAddress: o.MetricsAddress},
 		LeaderElection:                      true,
+		LeaderElectionID:                    o.Name, // in metrics
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true,
 	})

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -138,7 +139,7 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 	if err != nil {
 		return err
 	}
-	all, failed := uses(ctx, client, plugins)
+	all, failed := uses(ctx, client, ofNodes(plugins, o.names))
 	all = slices.DeleteFunc(all, func(u *Use) bool {
 		return !o.allNamespaces && u.Namespace != namespace ||
 			len(o.names) > 0 && !slices.ContainsFunc(o.names, u.named)
@@ -154,6 +155,27 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 	}
 	err = printList(p, printer, o.output, "UseList", all, nil, nothing, useTable(all, o))
 	return errors.Join(err, failed)
+}
+
+// ofNodes returns the plugins of the nodes that the names begin with; all, if one begins with something else.
+func ofNodes(plugins []corev1.Pod, names []string) []corev1.Pod {
+	var of []corev1.Pod
+	for _, name := range names {
+		node, _, _ := strings.Cut(name, "/")
+		before := len(of)
+		for _, plugin := range plugins {
+			if plugin.Spec.NodeName == node {
+				of = append(of, plugin)
+			}
+		}
+		if len(of) == before {
+			return plugins
+		}
+	}
+	if len(names) == 0 {
+		return plugins
+	}
+	return of
 }
 
 // named reports whether the name is that of the GPU, or of its node.

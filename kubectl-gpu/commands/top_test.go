@@ -70,6 +70,9 @@ func TestTop(t *testing.T) {
 		{"an order that there is not", nil, "--sort-by cores", "", "", `--sort-by "cores": want memory, utilization`},
 		{"an order of what is idle", nil, "--idle --sort-by memory", "", "", "leave one out"},
 		{"a node", nil, "--no-headers a", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
+		{"a node, and the plugin of another one does not answer", func(s *apiServer) {
+			s.Pods = append(s.Pods, pluginPod("b"))
+		}, "--no-headers a/gpu-3b-00-0", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
 		{"another node", nil, "b", "", "No containers with GPUs found in the namespace ml.\n", ""},
 		{"a namespace without GPUs", nil, "-n none", "", "No containers with GPUs found in the namespace none.\n", ""},
 		{"a plugin that does not answer", func(s *apiServer) {
@@ -136,13 +139,15 @@ func TestVersion(t *testing.T) {
 	}}}
 	for _, node := range []string{"a", "b", "c"} {
 		pod := pluginPod(node)
-		pod.Labels["app.kubernetes.io/version"] = "v0.2.0"
+		pod.Spec.Containers[0].Name, pod.Spec.Containers[0].Image = "plugin", "example.com/driver:v0.2.0"
 		s.Pods = append(s.Pods, pod)
 	}
-	s.Pods[1].Labels["app.kubernetes.io/version"] = "v0.1.0"
+	s.Pods[1].Spec.Containers[0].Image = "example.com/driver:v0.1.0"
+	s.Pods[2].Spec.NodeName = "a" // during an update
 	const here = "PROGRAM VERSION NODES\nkubectl-gpu v0.0.0-test <none>\nKubernetes v1.37.2 <none>"
 	out, _, err := s.run(t, "version")
-	if want := here + "\ndriver v0.1.0 1\ndriver v0.2.0 2"; squeezed(out) != want || err != nil {
+	want := here + "\ndriver example.com/driver:v0.1.0 1\ndriver example.com/driver:v0.2.0 1"
+	if squeezed(out) != want || err != nil {
 		t.Errorf("got %v and\n%s\nwant\n%s", err, out, want)
 	}
 	s.forbidden = []string{"/api/v1/pods"}

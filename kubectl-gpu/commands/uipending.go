@@ -52,6 +52,8 @@ type pendingObject struct {
 	Name      string      `json:"name"`
 	Created   metav1.Time `json:"created"`
 	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
+
+	node string // of a pod that is starting
 }
 
 // pending returns the pods that ask for devices and have not started, and the claims of no such pod without devices or
@@ -69,12 +71,13 @@ func pending(s *cluster.Snapshot) []pendingObject {
 			continue
 		}
 		if asks := asksOf(p, claims, used); len(asks) > 0 {
-			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks})
+			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks,
+				p.Spec.NodeName})
 		}
 	}
 	for _, c := range s.Claims {
 		if (c.Status.Allocation == nil || len(why.Bindings(c)) > 0) && c.DeletionTimestamp == nil && !used[c] {
-			all = append(all, pendingObject{"claim", c.Namespace, c.Name, c.CreationTimestamp, classNames(c)})
+			all = append(all, pendingObject{"claim", c.Namespace, c.Name, c.CreationTimestamp, classNames(c), ""})
 		}
 	}
 	slices.SortFunc(all, func(a, b pendingObject) int {
@@ -100,7 +103,7 @@ func classNames(c *resourceapi.ResourceClaim) []string {
 }
 
 // asksOf returns what the pod asks for: the classes of its claims, claims that are not there, and extended resources of
-// GPUs. It adds its claims to used.
+// devices. It adds its claims to used.
 func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
 	used map[*resourceapi.ResourceClaim]bool) []string {
 	asks := map[string]bool{}
@@ -120,17 +123,25 @@ func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.Resource
 		case of(*name) == nil:
 			asks[fmt.Sprintf("claim %s, which is not there", *name)] = true
 		default:
-			for _, class := range classNames(of(*name)) {
+			classes := classNames(of(*name))
+			for _, class := range classes {
 				asks[class] = true
+			}
+			if len(classes) == 0 {
+				asks["claim "+*name] = true
 			}
 		}
 	}
+	granted := map[corev1.ResourceName]bool{} // by a claim, whatever their names
 	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
 		of(status.ResourceClaimName)
+		for _, m := range status.RequestMappings {
+			granted[corev1.ResourceName(m.ResourceName)] = true
+		}
 	}
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		for name, quantity := range c.Resources.Limits {
-			if ofGPUs(name) {
+			if ofGPUs(name) || granted[name] {
 				asks[fmt.Sprintf("%s: %s", name, quantity.String())] = true
 			}
 		}

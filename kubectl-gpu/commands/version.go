@@ -3,7 +3,6 @@
 package commands
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,13 +10,14 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 func versionCommand(p *plugin, version string) *cobra.Command {
 	var plugins string
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Print the versions of this program, of Kubernetes, and of the driver on the nodes.",
+		Short:   "Print the versions of this program and of Kubernetes, and the images of the driver on the nodes.",
 		Example: "  kubectl gpu version",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,12 +41,16 @@ func (p *plugin) versions(ctx context.Context, version, selector string) error {
 		}
 		pods, unread := pluginPods(ctx, client, selector)
 		err = errors.Join(failed, unread)
-		nodes := map[string]int{}
+		nodes := map[string]sets.Set[string]{} // by image
 		for _, pod := range pods {
-			nodes[cmp.Or(pod.Labels["app.kubernetes.io/version"], unknown)]++
+			for _, c := range pod.Spec.Containers {
+				if c.Name == "plugin" {
+					nodes[c.Image] = nodes[c.Image].Union(sets.New(pod.Spec.NodeName))
+				}
+			}
 		}
-		for _, v := range slices.Sorted(maps.Keys(nodes)) {
-			add("driver", v, fmt.Sprint(nodes[v]))
+		for _, image := range slices.Sorted(maps.Keys(nodes)) {
+			add("driver", image, fmt.Sprint(len(nodes[image])))
 		}
 	}
 	return errors.Join(p.printTable(t, output{}), err)

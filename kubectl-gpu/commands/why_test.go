@@ -16,6 +16,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -255,15 +256,43 @@ func TestWhyAll(t *testing.T) {
 			plain := s.Pods[0].DeepCopy()
 			plain.Name, plain.Spec.ResourceClaims = "without-devices", nil
 			s.Pods = append(s.Pods, other, running, plain)
-			unused := s.Claims[0].DeepCopy()
-			unused.Name, unused.Status.Allocation = "unused", nil
-			s.Claims = append(s.Claims, unused)
-		}, []string{"-A", "-o", "name"}, "pod/worker\npod/stuck\nclaim/unused", ""},
+			for _, c := range []struct{ namespace, name string }{{"ml", "unused"}, {"other", "used"}} {
+				waits := s.Claims[0].DeepCopy()
+				waits.Namespace, waits.Name, waits.Status.Allocation = c.namespace, c.name, nil
+				s.Claims = append(s.Claims, waits)
+			}
+			granted := other.DeepCopy() // an extended resource of a class, whose name says nothing
+			granted.Name, granted.Spec.NodeName, granted.Spec.ResourceClaims = "granted", "", nil
+			granted.Spec.Containers[0].Resources = corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"example.com/t4": resource.MustParse("1")}}
+			granted.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
+				ResourceClaimName: "used", RequestMappings: []corev1.ContainerExtendedResourceRequest{{
+					ContainerName: "main", ResourceName: "example.com/t4", RequestName: "gpu"}}}
+			s.Pods = append(s.Pods, granted)
+		}, []string{"-A", "-o", "name"}, "pod/worker\npod/granted\npod/stuck\nclaim/unused", ""},
 		{"what helps", nil, []string{"-o", "wide"}, "pod/worker <unknown> " + cause + " in " +
 			"ResourceClaimTemplate ml/big, request gpu: ask for 15Gi memory instead of 60Gi", ""},
 		{"nothing", func(s *apiServer) { s.Pods = nil }, []string{"-A"}, "", ""},
 		{"a name, too", nil, []string{"worker", "-A"}, "", "leave out the name"},
 		{"the format of a list", nil, []string{"worker", "-o", "wide"}, "", "leave out the name"},
+		{"the events of a pod that its node does not start, in all namespaces", func(s *apiServer) {
+			onNode(s)
+			s.Pods[0].Status.Phase = corev1.PodPending
+			s.Warnings = []*corev1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "ml"},
+				Type: corev1.EventTypeWarning, Reason: "FailedPrepareDynamicResources", Message: "no answer",
+				InvolvedObject: corev1.ObjectReference{UID: "worker"}}}
+		}, []string{"-A"}, "ml pod/worker <unknown> is on node a; its newest warning: FailedPrepareDynamicResources: " +
+			"no answer", ""},
+		{"a pod that got its node after its claim was read", func(s *apiServer) {
+			onNode(s)
+			s.Pods[0].Status.Phase = corev1.PodPending
+			allocation := s.Claims[0].Status.Allocation
+			s.Claims[0].Status.Allocation = nil
+			s.answers["/api/v1/namespaces/ml/pods/worker"] = func(w http.ResponseWriter, _ *http.Request) {
+				s.Claims[0].Status.Allocation = allocation
+				reply(w, http.StatusOK, s.Pods[0])
+			}
+		}, nil, "pod/worker <unknown> is on node a", ""},
 		{"rights in the namespace only", func(s *apiServer) {
 			s.forbidden = []string{"/api/v1/pods", "/apis/resource.k8s.io/v1/resourceclaims"}
 		}, nil, "pod/worker <unknown> " + cause, ""},

@@ -7,7 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
@@ -45,6 +49,22 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 		return err
 	}
 	s := schedule.Read(ctx, r, namespace, nil, nil)
+	objects := slices.DeleteFunc(pending(s), func(o pendingObject) bool {
+		return namespace != "" && o.Namespace != namespace
+	})
+	if o.allNamespaces { // of pods that their nodes do not start
+		of := sets.New[string]()
+		for _, object := range objects {
+			if object.node != "" {
+				of.Insert(object.Namespace)
+			}
+		}
+		for _, r.Namespace = range sets.List(of) {
+			events := r.Read(ctx, cluster.Events)
+			s.Warnings = append(s.Warnings, events.Warnings...)
+			maps.Copy(s.Unread, events.Unread)
+		}
+	}
 	stop()
 	if !listed(s, cluster.Pods, namespace) || !listed(s, cluster.Claims, namespace) {
 		return s.Err()
@@ -56,10 +76,7 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 	var all []pendingAnswer
 	explainer := why.NewExplainer(s, why.Options{})
 	undecided := 0
-	for _, object := range pending(s) {
-		if namespace != "" && object.Namespace != namespace {
-			continue
-		}
+	for _, object := range objects {
 		explain := explainer.Claim
 		if object.Kind == "pod" {
 			explain = explainer.Pod
@@ -67,6 +84,11 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 		answer, err := explain(ctx, object.Namespace, object.Name)
 		if err != nil {
 			return err
+		}
+		if answer.Outcome == why.Waits && object.node != "" { // its claims may have been read too early
+			if now, err := p.current(ctx, object.Kind, object.Namespace, object.Name); err == nil {
+				answer = now
+			}
 		}
 		if answer.Outcome == why.Undecided && !answer.Search.Complete {
 			asTold(ctx, client, answer)

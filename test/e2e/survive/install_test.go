@@ -45,11 +45,14 @@ func (s *suite) testInstallScript(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no GPUs", []string{"--on-node", onNode}, "a node with GPUs"},
+		{"no GPUs", []string{"--on-node", onNode, "--check"}, "a node with GPUs"},
 		{"no driver of NVIDIA", []string{"--on-node", onNode, "--nodes", "node-2"}, "NVIDIA's driver on node node-2"},
 		{"no such node", []string{"--image", image + ":v0", "--nodes", "node-2,node-9"}, "node node-9"},
-		{"no way to a node", []string{"--on-node", "false"}, "a way to run a command on node node-3"},
+		{"no way to a node", []string{"--on-node", "false"}, "a way to import images on node node-3"},
 		{"no such value", []string{"--image", image + ":v0", "--nodes", "node-2", "--", "--set", "odd=1"}, "'odd'"},
+		{"another namespace", []string{"--image", image + ":v0", "--", "--namespace", "x"},
+			"values after --, not --namespace"},
+		{"no tag", []string{"--image", "localhost:5000/x"}, "a tag in --image"},
 		{"two ways", []string{"--image", image + ":v0", "--push", "x"}, "one of --push, --on-node and --image"},
 	} {
 		output, err := install(test.args...)
