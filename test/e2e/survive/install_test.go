@@ -10,9 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -69,13 +71,25 @@ func (s *suite) testInstallScript(t *testing.T) {
 	if err := s.Get(t.Context(), key, plugins); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, want nothing installed", err)
 	}
-	output, err := install("--on-node", onNode, "--simulate", "dgx-h100")
-	if err != nil || !strings.Contains(output, "GPU 0: NVIDIA ") {
-		t.Errorf("got %v and\n%s\nwant the GPU of a pod", err, output)
+	plugin := func(args ...string) types.UID {
+		output, err := install(append([]string{"--on-node", onNode}, args...)...)
+		if err != nil || !strings.Contains(output, "GPU 0: NVIDIA ") {
+			t.Fatalf("got %v and\n%s\nwant the GPU of a pod", err, output)
+		}
+		pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
+		must(t, err)
+		if len(pods) != len(s.profiles) {
+			t.Errorf("got %d plugins, want one on each of %d nodes", len(pods), len(s.profiles))
+		}
+		return pods[0].UID
 	}
-	pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
-	must(t, err)
-	if len(pods) != len(s.profiles) {
-		t.Errorf("got %d plugins, want one on each of %d nodes", len(pods), len(s.profiles))
+	first := plugin("--simulate", "dgx-h100", "--", "--set", "controller.replicas=1")
+	if again := plugin(); again == first { // an image of the same tag has been imported
+		t.Error("the plugin before the second run is still there")
+	}
+	var controller appsv1.Deployment
+	must(t, s.Get(t.Context(), client.ObjectKey{Namespace: release, Name: release + "-controller"}, &controller))
+	if got := *controller.Spec.Replicas; got != 1 {
+		t.Errorf("got %d replicas after the second run, want the 1 of the first", got)
 	}
 }
