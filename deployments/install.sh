@@ -78,6 +78,7 @@ for word in "$@"; do
 	case $word in
 	--namespace* | -n | --kube* | --release-name)
 		say "values after --, not $word: the release is $name in the namespace $name of the cluster of \$KUBECONFIG" ;;
+	- | --values=- | /dev/fd/* | /proc/*/fd/*) say "values in a file that can be read several times, not $word" ;;
 	esac
 done
 command -v "${KUBECTL%% *}" >/dev/null || say "kubectl: install it, or name it with KUBECTL="
@@ -96,18 +97,21 @@ fi
 $KUBECTL auth can-i '*' '*' --all-namespaces >/dev/null 2>&1 || say "the rights of an administrator of the cluster"
 stop
 
-# The values: those of an earlier run, then those of this one. The rendered chart says which labels the nodes of the
-# plugin have, and the name of the driver.
-before=$(mktemp)
-trap 'rm -f "$before"' EXIT
+# The values: those of an earlier run, then those of the flags, then those of the command line. The rendered chart says
+# which labels the nodes of the plugin have, and the name of the driver.
+before=$(mktemp) flags=$(mktemp) log=$(mktemp)
+trap 'rm -f "$before" "$flags" "$log"' EXIT
+write_flags() { # write_flags REPOSITORY TAG DIGEST
+	printf 'image: {repository: "%s", tag: "%s", digest: "%s"}\n' "$@" >"$flags"
+	[ -z "$profile" ] || echo 'simulate: {enabled: true}' >>"$flags"
+}
 installed=$($HELM list --namespace $name --short --filter "^$name\$")
 [ -z "$installed" ] || $HELM get values $name --namespace $name --output yaml >"$before"
-[ -z "$profile" ] || set -- --set simulate.enabled=true "$@"
 case $image in
-'') set -- --set-string "image.repository=${push:-localhost}/$name,image.tag=,image.digest=" "$@" ;;
-*) set -- --set-string "image.repository=${image%:*},image.tag=${image##*:},image.digest=" "$@" ;;
+'') write_flags "${push:-localhost}/$name" "" "" ;;
+*) write_flags "${image%:*}" "${image##*:}" "" ;;
 esac
-set -- --values "$before" "$@"
+set -- --values "$before" --values "$flags" "$@"
 rendered=$($HELM template $name "$chart" --namespace $name --kube-version "$kubernetes" "$@" \
 	--show-only templates/daemonset.yaml 2>&1) || say "values that the chart accepts: $rendered"
 stop
@@ -119,8 +123,9 @@ driver=$(echo "$rendered" | sed -n 's/.*{name: DRIVER_NAME, value: \(.*\)}/\1/p'
 all=$($KUBECTL get nodes -l kubernetes.io/os=linux -o go-template='{{range .items}}{{$s := .status}}{{.metadata.name}} {{range $s.conditions}}{{if eq .type "Ready"}}{{.status}}{{end}}{{end}} {{$s.nodeInfo.architecture}} {{$s.nodeInfo.containerRuntimeVersion}} {{$s.nodeInfo.kubeletVersion}} {{or (index $s.capacity "nvidia.com/gpu") "0"}}{{range $s.addresses}}{{if eq .type "InternalIP"}} {{.address}}{{end}}{{end}}
 {{end}}')
 on() { # on LIMIT NODE ADDRESS COMMAND...
-	(limit=$1 NODE=$2 ADDRESS=$3; export NODE ADDRESS; shift 3
-	timeout --foreground "$limit" sh -c "$on_node \"\$@\"" sh "$@")
+	(limit=$1 NODE=$2 ADDRESS=$3 terminal=''; export NODE ADDRESS; shift 3
+	[ ! -t 0 ] || terminal=--foreground # ssh may ask there
+	timeout $terminal "$limit" sh -c "$on_node \"\$@\"" sh "$@")
 }
 ctr() { # ctr KUBELET: the command that imports images on a node with that kubelet
 	case $1 in
@@ -143,12 +148,17 @@ done)
 published=$($KUBECTL get resourceslices --field-selector "spec.driver=$driver" \
 	-o 'jsonpath={range .items[*]}{.spec.nodeName}{"\n"}{end}' 2>/dev/null) ||
 	say "ResourceSlices (resource.k8s.io/v1) in the API server: enable Dynamic Resource Allocation"
+left_out=''
 while read -r node ready processor runtime kubelet gpus address _; do
 	[ -n "$node" ] || continue
 	if [ "$ready" != True ]; then
 		echo "note: node $node is not ready, and is left out"
+		left_out=1
 		continue
 	fi
+	# The controller runs on any node.
+	[ -n "$image" ] || [ "$processor" = "$(go env GOARCH)" ] ||
+		say "an image for $processor, as node $node needs it: build a release with make dist, and use --image"
 	loaded='' for_gpus=''
 	if [ -n "$on_node" ]; then
 		case $runtime in
@@ -160,7 +170,7 @@ while read -r node ready processor runtime kubelet gpus address _; do
 ADDRESS=$address, did not succeed within 30 s: $answer"
 			continue
 		fi
-		if on 30 "$node" "$address" test -e /proc/driver/nvidia/version </dev/null 2>/dev/null; then loaded=1; fi
+		if on 30 "$node" "$address" test -e /proc/driver/nvidia/version </dev/null >/dev/null 2>&1; then loaded=1; fi
 	fi
 	if listed "$node" "$nodes_given $labelled"; then
 		for_gpus=1
@@ -176,14 +186,16 @@ ADDRESS=$address, did not succeed within 30 s: $answer"
 	[ "$gpus" = 0 ] || say "node $node for this driver alone: the device plugin gives out its $gpus GPUs (docs/migrate.md)"
 	[ -n "$installed" ] || ! listed "$node" "$published" ||
 		say "node $node for this driver alone: another driver $driver has published its GPUs (docs/migrate.md)"
-	[ -n "$image" ] || [ "$processor" = "$(go env GOARCH)" ] ||
-		say "an image for $processor, as node $node needs it: build a release with make dist, and use --image"
 	[ -z "$on_node" ] || [ -n "$loaded$simulated" ] || say "NVIDIA's driver on node $node: its kernel module is not loaded"
 done <<end
 $all
 end
 [ -n "$labelled$wanted" ] || [ -z "$labels" ] || say "a node with GPUs: none has a label of Node Feature Discovery, or \
 NVIDIA's driver. Name them with --nodes"
+if [ -n "$simulated" ] && [ -z "$profile" ]; then
+	[ -z "$nodes_given" ] || say "--simulate PROFILE for --nodes, since the values have simulated GPUs"
+	echo "note: the values have simulated GPUs; for real ones, give -- --set simulate.enabled=false"
+fi
 stop
 # Helm compares with what is there, such as what belongs to another release.
 answer=$($HELM upgrade --install $name "$chart" --namespace $name --create-namespace "$@" --dry-run=server 2>&1) ||
@@ -195,12 +207,10 @@ if [ -n "$check" ]; then
 fi
 
 if [ -z "$image" ]; then
-	log=$(mktemp)
-	trap 'rm -f "$before" "$log"' EXIT
 	echo "building the image"
 	make -C "$root" image PUSH="$push" >"$log" || { cat "$log" >&2; exit 1; }
 	# The digest replaces the pods of an earlier image with the same tag.
-	[ -z "$push" ] || set -- "$@" --set-string "image.digest=$(sed -n "s#^pushed $push/$name:.*@##p" "$log")"
+	[ -z "$push" ] || write_flags "$push/$name" "" "$(sed -n "s#^pushed $push/$name:.*@##p" "$log")"
 fi
 if [ -n "$on_node" ]; then
 	echo "$all" | while read -r node ready _ _ kubelet _ address _; do
@@ -224,7 +234,7 @@ workloads=$($KUBECTL --namespace $name get daemonset,deployment -o name \
 # An imported image has the same tag as the one before.
 [ -z "$installed" ] || [ -z "$on_node" ] || $KUBECTL --namespace $name rollout restart $workloads
 if (for workload in $workloads; do
-	$KUBECTL --namespace $name rollout status "$workload" --timeout=5m || exit 1
+	$KUBECTL --namespace $name rollout status "$workload" --timeout=5m || [ -n "$left_out" ] || exit 1
 done) && $HELM test $name --namespace $name --logs --timeout 2m; then
 	exit
 fi

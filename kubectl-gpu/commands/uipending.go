@@ -53,7 +53,8 @@ type pendingObject struct {
 	Created   metav1.Time `json:"created"`
 	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
 
-	node string // of a pod that is starting
+	node  string // of a pod that is starting
+	early bool   // a claim of the pod may have been read before it was allocated
 }
 
 // pending returns the pods that ask for devices and have not started, and the claims of no such pod without devices or
@@ -65,19 +66,26 @@ func pending(s *cluster.Snapshot) []pendingObject {
 		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
 	}
 	used := map[*resourceapi.ResourceClaim]bool{} // by these pods
+	resources := map[corev1.ResourceName]bool{}   // of classes
+	for _, class := range s.Classes {
+		if name := class.Spec.ExtendedResourceName; name != nil {
+			resources[corev1.ResourceName(*name)] = true
+		}
+	}
 	for _, p := range s.Pods {
 		if !listed(s, cluster.Claims, p.Namespace) || p.DeletionTimestamp != nil ||
 			p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
 			continue
 		}
-		if asks := asksOf(p, claims, used); len(asks) > 0 {
+		if asks := asksOf(p, claims, used, resources); len(asks) > 0 {
 			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks,
-				p.Spec.NodeName})
+				p.Spec.NodeName, early(p, claims)})
 		}
 	}
 	for _, c := range s.Claims {
 		if (c.Status.Allocation == nil || len(why.Bindings(c)) > 0) && c.DeletionTimestamp == nil && !used[c] {
-			all = append(all, pendingObject{"claim", c.Namespace, c.Name, c.CreationTimestamp, classNames(c), ""})
+			all = append(all, pendingObject{"claim", c.Namespace, c.Name, c.CreationTimestamp, classNames(c), "",
+				false})
 		}
 	}
 	slices.SortFunc(all, func(a, b pendingObject) int {
@@ -105,7 +113,7 @@ func classNames(c *resourceapi.ResourceClaim) []string {
 // asksOf returns what the pod asks for: the classes of its claims, claims that are not there, and extended resources of
 // devices. It adds its claims to used.
 func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
-	used map[*resourceapi.ResourceClaim]bool) []string {
+	used map[*resourceapi.ResourceClaim]bool, resources map[corev1.ResourceName]bool) []string {
 	asks := map[string]bool{}
 	of := func(name string) *resourceapi.ResourceClaim {
 		claim := claims[types.NamespacedName{Namespace: p.Namespace, Name: name}]
@@ -132,21 +140,29 @@ func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.Resource
 			}
 		}
 	}
-	granted := map[corev1.ResourceName]bool{} // by a claim, whatever their names
 	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
 		of(status.ResourceClaimName)
-		for _, m := range status.RequestMappings {
-			granted[corev1.ResourceName(m.ResourceName)] = true
-		}
 	}
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		for name, quantity := range c.Resources.Limits {
-			if ofGPUs(name) || granted[name] {
+			if ofGPUs(name) || resources[name] {
 				asks[fmt.Sprintf("%s: %s", name, quantity.String())] = true
 			}
 		}
 	}
 	return slices.Sorted(maps.Keys(asks))
+}
+
+// early reports whether the pod has a node, and a claim without devices: the pod was read after it.
+func early(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim) bool {
+	return p.Spec.NodeName != "" && slices.ContainsFunc(p.Spec.ResourceClaims, func(ref corev1.PodResourceClaim) bool {
+		name, _, err := resourceclaim.Name(p, &ref)
+		if err != nil || name == nil {
+			return err != nil
+		}
+		claim := claims[types.NamespacedName{Namespace: p.Namespace, Name: *name}]
+		return claim == nil || claim.Status.Allocation == nil
+	})
 }
 
 // ofGPUs reports whether the extended resource is of a class of devices or of NVIDIA.

@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/advice"
@@ -265,11 +266,14 @@ func TestWhyAll(t *testing.T) {
 			granted.Name, granted.Spec.NodeName, granted.Spec.ResourceClaims = "granted", "", nil
 			granted.Spec.Containers[0].Resources = corev1.ResourceRequirements{
 				Limits: corev1.ResourceList{"example.com/t4": resource.MustParse("1")}}
+			asks := granted.DeepCopy()
+			asks.Name = "asks" // and has no claim yet
 			granted.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
-				ResourceClaimName: "used", RequestMappings: []corev1.ContainerExtendedResourceRequest{{
-					ContainerName: "main", ResourceName: "example.com/t4", RequestName: "gpu"}}}
+				ResourceClaimName: "used"}
+			s.Classes[0].Spec.ExtendedResourceName = ptr.To("example.com/t4")
+			s.Pods = append(s.Pods, asks)
 			s.Pods = append(s.Pods, granted)
-		}, []string{"-A", "-o", "name"}, "pod/worker\npod/granted\npod/stuck\nclaim/unused", ""},
+		}, []string{"-A", "-o", "name"}, "pod/worker\npod/asks\npod/granted\npod/stuck\nclaim/unused", ""},
 		{"what helps", nil, []string{"-o", "wide"}, "pod/worker <unknown> " + cause + " in " +
 			"ResourceClaimTemplate ml/big, request gpu: ask for 15Gi memory instead of 60Gi", ""},
 		{"nothing", func(s *apiServer) { s.Pods = nil }, []string{"-A"}, "", ""},

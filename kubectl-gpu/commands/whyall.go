@@ -85,7 +85,7 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 		if err != nil {
 			return err
 		}
-		if answer.Outcome == why.Waits && object.node != "" { // its claims may have been read too early
+		if answer.Outcome == why.Waits && object.early {
 			if now, err := p.current(ctx, object.Kind, object.Namespace, object.Name); err == nil {
 				answer = now
 			}

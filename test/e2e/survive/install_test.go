@@ -7,6 +7,7 @@ package survive
 import (
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,6 +79,7 @@ func (s *suite) testInstallScript(t *testing.T) {
 		}
 		pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
 		must(t, err)
+		pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 		if len(pods) != len(s.profiles) {
 			t.Errorf("got %d plugins, want one on each of %d nodes", len(pods), len(s.profiles))
 		}
