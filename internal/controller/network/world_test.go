@@ -188,12 +188,12 @@ func (w *world) server(name string, uid types.UID, numbers ...int) {
 			{Name: "server", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1",
 			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
+	w.devices[name] = deviceName(pod)
+	if w.servers[name] == nil { // before the controller can see the pod
+		w.servers[name] = w.start()
+	}
 	if _, err := w.api.CoreV1().Pods(namespace).Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
-	}
-	w.devices[name] = deviceName(pod)
-	if w.servers[name] == nil {
-		w.servers[name] = w.start()
 	}
 }
 
