@@ -105,7 +105,7 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 	if err != nil {
 		return err
 	}
-	if client, err := p.client(); err == nil && report.Outcome == why.Undecided && !report.Search.Complete {
+	if client, err := p.client(); err == nil {
 		asTold(ctx, client, report)
 	}
 	if printer != nil {
@@ -122,6 +122,9 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 
 // asTold makes what the controller has last written about the object the answer, where the user lacks rights.
 func asTold(ctx context.Context, client *kubernetes.Clientset, r *why.Answer) {
+	if r.Outcome != why.Undecided || r.Search.Complete {
+		return
+	}
 	events, err := client.CoreV1().Events(r.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
 		"involvedObject.uid": string(r.UID), "reason": "NotAllocated"}.String()})
 	if err != nil || len(events.Items) == 0 {

@@ -90,9 +90,7 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 				answer = now
 			}
 		}
-		if answer.Outcome == why.Undecided && !answer.Search.Complete {
-			asTold(ctx, client, answer)
-		}
+		asTold(ctx, client, answer)
 		if answer.Outcome == why.Undecided {
 			undecided++
 		}

@@ -347,6 +347,9 @@ func TestGPUHours(t *testing.T) {
 	_, text, _ = strings.Cut(text, "```promql\n")
 	text, _, _ = strings.Cut(text, "\n```")
 	queries := strings.Split(text, "\n")
+	if len(queries) != 3 {
+		t.Fatalf("the page has the queries %q, want three", queries)
+	}
 	recorded := []string{hours + `{namespace="ml",use="used"} 2x9`, hours + `{namespace="ml",use="idle"} 1x9`}
 	for i, want := range []string{"30.0", "75.0", "10.0"} {
 		if got := one(recorded, queries[i], time.Hour); got != `{namespace="ml"} `+want {
