@@ -169,7 +169,7 @@ test-oldest: ## some end-to-end tests on the oldest Kubernetes that the driver s
 	@./hack/prerequisites.sh root
 	@$(DEV) oldest
 
-test-versions: ## the end-to-end tests on every Kubernetes since 1.34; writes docs/versions.md (needs root); VERSIONS=pattern selects some
+test-versions: ## the end-to-end tests on every Kubernetes since 1.34; writes docs/start/compatibility.md (needs root); VERSIONS=pattern selects some
 	@./hack/prerequisites.sh root
 	@$(DEV) versions
 
@@ -184,35 +184,35 @@ kind-up: image ## start a kind cluster with the images, or load them again; KIND
 kind-down: ## stop the kind cluster
 	@test/kind/down.sh
 
-bench: ## measure the driver and write docs/benchmarks.md, on a cluster of its own (needs root); BENCH_ROWS=pattern selects some
+bench: ## measure the driver and write docs/project/results/benchmarks.md, on a cluster of its own (needs root); BENCH_ROWS=pattern selects some
 	@./hack/prerequisites.sh root
 	@$(DEV) bench
 
-timeline: ## measure the parts of a pod's start, without and with a claim, and write them to docs/benchmarks.md (needs root)
+timeline: ## measure the parts of a pod's start, without and with a claim, and write them to docs/project/results/benchmarks.md (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) timeline
 
-compare: ## measure the driver beside NVIDIA's, in turn, and write docs/comparison.md (needs root); PEER=file is NVIDIA's program gpu-kubelet-plugin
+compare: ## measure the driver beside NVIDIA's, in turn, and write docs/project/results/comparison.md (needs root); PEER=file is NVIDIA's program gpu-kubelet-plugin
 	@./hack/prerequisites.sh root
 	@PEER="$(PEER)" $(DEV) compare
 
-strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/strongest.md (needs root)
+strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/use/strongest.md (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) strongest
 
-placement: ## place pods with kube-scheduler, without and with our scores, and count the GPUs in use; TRACE=folder of a trace (hours) writes docs/placement.md, PLACEMENT=flags
+placement: ## place pods with kube-scheduler, without and with our scores, and count the GPUs in use; TRACE=folder of a trace (hours) writes docs/project/results/placement.md, PLACEMENT=flags
 	@./hack/prerequisites.sh
 	@TRACE="$(TRACE)" PLACEMENT="$(PLACEMENT)" $(DEV) placement
 
-scale: ## publish up to 5,000 nodes, place pods, restart all plugins at once, and write docs/scale.md: hours; SCALE=flags
+scale: ## publish up to 5,000 nodes, place pods, restart all plugins at once, and write docs/project/results/scale.md: hours; SCALE=flags
 	@./hack/prerequisites.sh
 	@SCALE="$(SCALE)" $(DEV) scale
 
-why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/why-judged.md; WHY_SEED=number varies them
+why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/project/results/why-judged.md; WHY_SEED=number varies them
 	@./hack/prerequisites.sh
-	WHY_CLAIMS=2000 WHY_PAGE=../../docs/why-judged.md $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
+	WHY_CLAIMS=2000 WHY_PAGE=../../docs/project/results/why-judged.md $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
 
-why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say, and write docs/why-judged.md; WHY_SCHEDULER=number of them (needs root)
+why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say, and write docs/project/results/why-judged.md; WHY_SCHEDULER=number of them (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) why
 

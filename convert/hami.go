@@ -138,8 +138,8 @@ func (r hamiReader) policies(request *gpuRequest) {
 	}
 	for _, name := range []string{hamiGPUPolicy, hamiNodePolicy} {
 		if r.annotated(name) {
-			r.warn("%s chooses the node only if the scheduler asks the controller for scores (docs/scheduling.md); on "+
-				"the node, the first GPU with room is taken", name)
+			r.warn("%s chooses the node only if the scheduler asks the controller for scores "+
+				"(docs/operate/placement.md); on the node, the first GPU with room is taken", name)
 		}
 	}
 }

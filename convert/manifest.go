@@ -178,7 +178,8 @@ func write(out io.Writer, object any) error {
 func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([]any, result) {
 	report := result{Object: nameOf(object).String(), Line: line}
 	if kind, _ := object["kind"].(string); kind == "ElasticGPUClaim" || kind == "ElasticGPUClass" {
-		report.Err = fmt.Errorf("an %s is not converted: docs/move.md says what to write in its place", kind)
+		report.Err = fmt.Errorf(
+			"an %s is not converted: docs/migrate/old-manifests.md says what to write in its place", kind)
 		return nil, report
 	}
 	return m.withPods(&unstructured.Unstructured{Object: object}, node, report)

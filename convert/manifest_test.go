@@ -88,7 +88,8 @@ func TestManifests(t *testing.T) {
 			`resources: {limits: {volcano.sh/vgpu-number: 1}}}]}}}]}}`, "Job v: converted, 1 warnings\n",
 			[]string{"request: a", "request: b", "memory: 2000Mi"}, false},
 		{"an Elastic GPU", "{apiVersion: elasticgpu.io/v1alpha1, kind: ElasticGPUClaim, metadata: {name: e}, spec: {}}",
-			"ElasticGPUClaim e: an ElasticGPUClaim is not converted: docs/move.md says what to write in its place\n",
+			"ElasticGPUClaim e: an ElasticGPUClaim is not converted: docs/migrate/old-manifests.md says what to write" +
+				" in its place\n",
 			[]string{"kind: ElasticGPUClaim"}, true},
 		{"another ConfigMap", "kind: ConfigMap\ndata: {quota: '5'}\n", "", []string{"data: {quota: '5'}"}, false},
 		{"values without a kind", "ml: {quota: {M40: 4}}\nother: {}\n", "", []string{"other: {}"}, false},

@@ -14,7 +14,7 @@
 #   --image REPOSITORY:TAG   build nothing: the nodes have this image, or can pull it
 # --nodes A,B                nodes with GPUs; they get the label nvidia.com/gpu.present=true. Without it: those that have
 #                            such a label, and with --on-node those on which NVIDIA's driver is loaded
-# --simulate PROFILE         simulated GPUs, such as dgx-h100, on the nodes of --nodes (docs/install.md names the profiles)
+# --simulate PROFILE         simulated GPUs, such as dgx-h100, on the nodes of --nodes (docs/start/install.md names the profiles)
 # --check                    only say what is missing
 # -- ...                     values of the chart. Those of an earlier run stay
 # KUBECTL, HELM              the commands
@@ -92,7 +92,7 @@ kubernetes=$(echo "$served" | sed -n 's/.*"gitVersion": *"\(v[0-9.]*\).*/\1/p')
 if older "$kubernetes" v1.34.0; then
 	say "Kubernetes 1.34 or newer: this is $kubernetes"
 elif older "$kubernetes" v1.36.2; then
-	echo "note: Kubernetes $kubernetes lacks some of what the driver can do, such as shares before 1.36: docs/versions.md"
+	echo "note: Kubernetes $kubernetes lacks some of what the driver can do, such as shares before 1.36: docs/start/compatibility.md"
 fi
 $KUBECTL auth can-i '*' '*' --all-namespaces >/dev/null 2>&1 || say "the rights of an administrator of the cluster"
 stop
@@ -183,9 +183,9 @@ ADDRESS=$address, did not succeed within 30 s: $answer"
 	docker://* | containerd://1.[0-6].*) say "containerd 1.7 or newer, or CRI-O, on node $node, which has $runtime" ;;
 	containerd://1.7.*) echo "note: node $node has $runtime: its configuration must have enable_cdi = true" ;;
 	esac
-	[ "$gpus" = 0 ] || say "node $node for this driver alone: the device plugin gives out its $gpus GPUs (docs/migrate.md)"
+	[ "$gpus" = 0 ] || say "node $node for this driver alone: the device plugin gives out its $gpus GPUs (docs/migrate/migrate.md)"
 	[ -n "$installed" ] || ! listed "$node" "$published" ||
-		say "node $node for this driver alone: another driver $driver has published its GPUs (docs/migrate.md)"
+		say "node $node for this driver alone: another driver $driver has published its GPUs (docs/migrate/migrate.md)"
 	[ -z "$on_node" ] || [ -n "$loaded$simulated" ] || say "NVIDIA's driver on node $node: its kernel module is not loaded"
 done <<end
 $all
@@ -238,7 +238,7 @@ if (for workload in $workloads; do
 done) && $HELM test $name --namespace $name --logs --timeout 2m; then
 	exit
 fi
-echo "The driver is installed, and does not work yet. Its pods, and what each plugin sees (docs/doctor.md):" >&2
+echo "The driver is installed, and does not work yet. Its pods, and what each plugin sees (docs/reference/check.md):" >&2
 $KUBECTL --namespace $name get pods -o wide >&2
 for pod in $($KUBECTL --namespace $name get pods -l app.kubernetes.io/component=kubelet-plugin -o name); do
 	$KUBECTL --namespace $name exec "$pod" -- $program check >&2 || true

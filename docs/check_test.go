@@ -13,7 +13,7 @@ import (
 
 // Every problem that check can find is on the page, and none that it cannot.
 func TestTheProblemsAreListed(t *testing.T) {
-	page := read(t, "doctor.md")
+	page := read(t, "reference/check.md")
 	for _, k := range check.AllKinds {
 		if row := fmt.Sprintf("\n| `%s` | %s | ", k.ID, k.Severity); strings.Count(page, row) != 1 {
 			t.Errorf("the page does not have the row %q once", row)
@@ -27,7 +27,7 @@ func TestTheProblemsAreListed(t *testing.T) {
 
 // Every field of the report is on the page, but those of Kubernetes and CDI.
 func TestTheFieldsOfTheReportAreListed(t *testing.T) {
-	page := read(t, "doctor.md")
+	page := read(t, "reference/check.md")
 	for _, name := range fieldsOf(reflect.TypeFor[check.Report]()) {
 		if !strings.Contains(page, "`"+name+"`") && !strings.Contains(page, "`"+name+"[]`") {
 			t.Errorf("the page does not have the field %s", name)

@@ -13,7 +13,8 @@ import (
 )
 
 func TestHealth(t *testing.T) {
-	comparePage(t, "health.md", map[string]func(*testing.T) string{"conditions": conditions, "xids": xids})
+	comparePage(t, "reference/conditions.md",
+		map[string]func(*testing.T) string{"conditions": conditions, "xids": xids})
 }
 
 // conditions are the defaults of the causes that are no XIDs.
@@ -59,7 +60,7 @@ func defaults(t *testing.T, head string, name func(health.Cause) string) string 
 
 // The example of a node configuration is valid.
 func TestExampleOfHealthRules(t *testing.T) {
-	_, example, ok := strings.Cut(read(t, "health.md"), "```yaml\n")
+	_, example, ok := strings.Cut(read(t, "operate/health.md"), "```yaml\n")
 	example, _, closed := strings.Cut(example, "```\n")
 	if !ok || !closed {
 		t.Fatal("the page has no example")

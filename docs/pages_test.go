@@ -27,7 +27,7 @@ var (
 func TestTheDriverSaysWhatThePageQuotes(t *testing.T) {
 	texts := textsOf(t, "../cmd", "../internal", "../kubectl-gpu", "../pkg", "../simulator",
 		"../deployments/helm/gpu-dra-driver/templates")
-	blocks := driverBlock.FindAllStringSubmatch(read(t, "troubleshoot.md"), -1)
+	blocks := driverBlock.FindAllStringSubmatch(read(t, "operate/troubleshoot.md"), -1)
 	if len(blocks) == 0 {
 		t.Fatal("the page quotes nothing")
 	}
@@ -137,7 +137,7 @@ func hasHeading(page, anchor string) bool {
 
 // What can be simulated is listed where somebody chooses.
 func TestTheProfilesAreListed(t *testing.T) {
-	for _, file := range []string{"install.md", "../deployments/helm/gpu-dra-driver/values.yaml",
+	for _, file := range []string{"start/try-without-gpus.md", "../deployments/helm/gpu-dra-driver/values.yaml",
 		"../deployments/helm/gpu-dra-driver/templates/NOTES.txt"} {
 		for _, profile := range simulator.Profiles() {
 			if !strings.Contains(read(t, file), profile) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs_test keeps the pages true. The tables of reference.md and health.md are made from the code:
+// Package docs_test keeps the pages true. The tables of the pages below reference are made from the code:
 // go test ./docs -update
 package docs_test
 
@@ -48,18 +48,20 @@ const example = "dgx-h100"
 var section = regexp.MustCompile(`(?s)<!-- generated: (\w+) -->\n(.*?)<!-- end -->`)
 
 func TestReference(t *testing.T) {
-	tables := map[string]func(*testing.T) string{
+	comparePage(t, "reference/devices.md", map[string]func(*testing.T) string{
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints,
-		"products": products,
-		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "kinds": kinds,
+		"products": products, "classes": classes,
+	})
+	comparePage(t, "reference/configuration.md", map[string]func(*testing.T) string{"kinds": kinds})
+	comparePage(t, "reference/events-and-metrics.md", map[string]func(*testing.T) string{
+		"metrics": metrics, "cluster": cluster, "steps": stepsTable,
 		"events": func(t *testing.T) string { return events(t, report.Events) },
 		"controllerEvents": func(t *testing.T) string {
 			return events(t, explain.Events, convert.Events, extender.Events, idle.Events, network.Events,
 				preempt.Events,
 				struct{ NotAllocated, Evicted event.Kind }{explain.NotAllocated, eviction.Evicted})
 		},
-	}
-	comparePage(t, "reference.md", tables)
+	})
 }
 
 // comparePage compares the tables of a page with those made from the code, or writes them.

@@ -15,7 +15,7 @@ var slicesBlock = regexp.MustCompile("(?s)\n```yaml slices (\\S+)\n(.*?)\n```")
 
 // The command slices prints what the page shows, in this order.
 func TestTheTemplateOnThePage(t *testing.T) {
-	block := slicesBlock.FindStringSubmatch(read(t, "other-software.md"))
+	block := slicesBlock.FindStringSubmatch(read(t, "options/other-software.md"))
 	if block == nil {
 		t.Fatal("the page shows no template")
 	}

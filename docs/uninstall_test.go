@@ -11,7 +11,7 @@ import (
 
 // What helm uninstall leaves is named, with the label that finds it.
 func TestUninstallNamesWhatStays(t *testing.T) {
-	_, section, _ := strings.Cut(read(t, "upgrade.md"), "## Uninstall")
+	_, section, _ := strings.Cut(read(t, "operate/upgrade.md"), "## Uninstall")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, want := range []string{"resourceclaimtemplates --all-namespaces --selector " + convert.FamilyLabel,
 		"delete lease gpu-dra-driver-scheduler"} {

@@ -72,12 +72,12 @@ func TestWhereAChangeGoes(t *testing.T) {
 	}
 }
 
-// TestThreatModel: each line of docs/security.md has a test that exists.
+// TestThreatModel: each line of docs/operate/security.md has a test that exists.
 func TestThreatModel(t *testing.T) {
 	n := 0
 	for _, heading := range []string{"## A user of a namespace", "## A program in a container with a GPU",
 		"## Whoever has a token of the driver", "## A user or program of a node", "## An administrator's mistake"} {
-		for _, cells := range tableRows(t, "../docs/security.md", heading) {
+		for _, cells := range tableRows(t, "../docs/operate/security.md", heading) {
 			if n++; len(cells) != 3 || !strings.Contains(cells[2], "_test.go` `") {
 				t.Errorf("row %q: want an attack, what stops it and a test", cells)
 				continue

@@ -41,7 +41,7 @@ func alerts(t *testing.T) []alert {
 
 // Each alert says what is wrong and what to do, and operate.md lists it.
 func TestAlerts(t *testing.T) {
-	page := read(t, "../../docs/operate.md")
+	page := read(t, "../../docs/operate/monitor.md")
 	_, page, _ = strings.Cut(page, "## Alerts\n")
 	page, _, _ = strings.Cut(page, "\n## ")
 	listed := map[string]string{} // alert → severity
@@ -65,7 +65,7 @@ func TestAlerts(t *testing.T) {
 		if a.Annotations["runbook_url"] == "" { // TestLinks of docs looks whether it leads somewhere
 			t.Errorf("%s has no runbook_url", a.Alert)
 		}
-		for _, file := range regexp.MustCompile(`docs/\w+\.md`).FindAllString(a.Annotations["description"], -1) {
+		for _, file := range regexp.MustCompile(`docs/[\w/-]+\.md`).FindAllString(a.Annotations["description"], -1) {
 			if _, err := os.Stat(filepath.Join("../..", file)); err != nil {
 				t.Errorf("%s: %v", a.Alert, err)
 			}

@@ -42,7 +42,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	page := read(t, "../../docs/operate.md")
+	page := read(t, "../../docs/operate/monitor.md")
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
 		for _, line := range strings.Split(block[1], "\n") {
 			asked = append(asked, ask{expr: line})

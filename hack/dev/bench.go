@@ -14,9 +14,10 @@ var benchCluster = cluster{name: "bench", profiles: map[string]string{"node-1": 
 // benchProgram is the binary of test/bench.
 const benchProgram = "_output/bin/bench"
 
-const benchDocs = "docs/benchmarks.md"
+const benchDocs = "docs/project/results/benchmarks.md"
 
-// bench measures the driver and writes docs/benchmarks.md; the rows that BENCH_ROWS selects are only printed.
+// bench measures the driver and writes docs/project/results/benchmarks.md; the rows that BENCH_ROWS selects are only
+// printed.
 func bench(ctx context.Context) error {
 	if rows := os.Getenv("BENCH_ROWS"); rows != "" {
 		return runBench(ctx, "-rows", rows)
@@ -26,7 +27,7 @@ func bench(ctx context.Context) error {
 
 // timeline measures the parts of a pod's start, and writes a table and a picture.
 func timeline(ctx context.Context) error {
-	return runBench(ctx, "-docs", benchDocs, "-timeline", "docs/timeline.svg")
+	return runBench(ctx, "-docs", benchDocs, "-timeline", "docs/project/results/timeline.svg")
 }
 
 func runBench(ctx context.Context, args ...string) error {

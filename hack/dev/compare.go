@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// compare measures this driver and NVIDIA's in turn and writes docs/comparison.md. PEER is NVIDIA's GPU kubelet plugin,
-// which is not built here.
+// compare measures this driver and NVIDIA's in turn and writes docs/project/results/comparison.md. PEER is NVIDIA's GPU
+// kubelet plugin, which is not built here.
 func compare(ctx context.Context) error {
 	peer := os.Getenv("PEER")
 	if peer == "" {
@@ -37,5 +37,5 @@ func compare(ctx context.Context) error {
 		}
 	}
 	return command{args: []string{benchProgram, "-peer", peer, "-programs", programs, "-docs",
-		"docs/comparison.md"}}.attach(ctx)
+		"docs/project/results/comparison.md"}}.attach(ctx)
 }

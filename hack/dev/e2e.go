@@ -23,7 +23,7 @@ var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
 	flags: []string{"--runtime-config", "resource.k8s.io/v1beta1=true"}} // for clients of the older API
 
 // e2e runs the end-to-end tests on a fresh cluster. It prints nothing after the tests when they succeed.
-// E2E_KUBERNETES selects a version of Kubernetes by its title in docs/versions.md.
+// E2E_KUBERNETES selects a version of Kubernetes by its title in docs/start/compatibility.md.
 func e2e(ctx context.Context) error {
 	run := newest
 	if title := os.Getenv("E2E_KUBERNETES"); title != "" {

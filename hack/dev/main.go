@@ -21,9 +21,9 @@ const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
   e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
-              E2E_KUBERNETES="1.34 with alpha gates" runs them on that Kubernetes, a column of docs/versions.md
+              E2E_KUBERNETES="1.34 with alpha gates" runs them on that Kubernetes, a column of docs/start/compatibility.md
   oldest      run some end-to-end tests on the oldest version of Kubernetes
-  versions    run the end-to-end tests on every version and write docs/versions.md; VERSIONS selects by a pattern
+  versions    run the end-to-end tests on every version and write docs/start/compatibility.md; VERSIONS selects by a pattern
   survive     crash, kill, upgrade and remove the driver on clusters of its own; E2E_RUN selects tests by a pattern
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
   timeline    measure the parts of a pod's start on a fresh cluster "bench" and stop it

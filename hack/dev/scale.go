@@ -11,12 +11,12 @@ import (
 // scaleProgram is the binary of test/scale.
 const scaleProgram = bin + "/scale"
 
-// scale measures large clusters and writes docs/scale.md. SCALE has more flags of the program.
+// scale measures large clusters and writes docs/project/results/scale.md. SCALE has more flags of the program.
 func scale(ctx context.Context) error {
 	args, err := onControlPlane(ctx, scaleProgram, "./test/scale")
 	if err != nil {
 		return err
 	}
-	args = append(append(args, "-docs", "docs/scale.md"), strings.Fields(os.Getenv("SCALE"))...)
+	args = append(append(args, "-docs", "docs/project/results/scale.md"), strings.Fields(os.Getenv("SCALE"))...)
 	return command{args: args}.attach(ctx)
 }

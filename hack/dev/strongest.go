@@ -16,8 +16,8 @@ var strongestCluster = cluster{name: "strongest", profiles: map[string]string{"n
 // strongestProgram is the binary of test/strongest.
 const strongestProgram = "_output/bin/strongest"
 
-// strongest compares placements with an oracle and writes docs/strongest.md. With STRONGEST_ROUNDS it runs that many
-// random clusters and only prints the result.
+// strongest compares placements with an oracle and writes docs/project/results/strongest.md. With STRONGEST_ROUNDS it
+// runs that many random clusters and only prints the result.
 func strongest(ctx context.Context) error {
 	build := command{label: "strongest", args: []string{"go", "build", "-o", strongestProgram, "./test/strongest"}}
 	return strongestCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
@@ -35,7 +35,7 @@ func strongest(ctx context.Context) error {
 		if rounds := os.Getenv("STRONGEST_ROUNDS"); rounds != "" {
 			args = append(args, "-rounds", rounds)
 		} else {
-			args = append(args, "-docs", "docs/strongest.md")
+			args = append(args, "-docs", "docs/project/results/strongest.md")
 		}
 		return command{args: args, env: t.env()}.attach(ctx)
 	})

@@ -16,7 +16,7 @@ import (
 const alphaGates = "DRAConsumableCapacity=true,DRADeviceTaints=true,DRAExtendedResource=true," +
 	"DRAPartitionableDevices=true"
 
-// kubernetesRun is a run of the end-to-end tests: a column of docs/versions.md.
+// kubernetesRun is a run of the end-to-end tests: a column of docs/start/compatibility.md.
 type kubernetesRun struct {
 	title   string
 	version string // of test/cluster; empty: the newest
@@ -41,7 +41,7 @@ var kubernetesRuns = []kubernetesRun{
 var newest = kubernetesRun{title: "1.37", gates: "DRAWorkloadResourceClaims=true,GenericWorkload=true",
 	apis: "scheduling.k8s.io/v1beta1=true"}
 
-// versionRows are the rows of docs/versions.md: what users can have, and the tests that show it.
+// versionRows are the rows of docs/start/compatibility.md: what users can have, and the tests that show it.
 var versionRows = []struct {
 	title string
 	tests []string
@@ -67,10 +67,11 @@ var versionRows = []struct {
 
 func demoTest(folder string) string { return "TestCluster/every_demo_is_as_its_README_says/" + folder }
 
-const versionsPage = "docs/versions.md"
+const versionsPage = "docs/start/compatibility.md"
 
-// versions runs the end-to-end tests on every pinned version of Kubernetes and writes the table of docs/versions.md.
-// VERSIONS selects columns by a pattern; the others stay as they are. A test that fails does not end it.
+// versions runs the end-to-end tests on every pinned version of Kubernetes and writes the table of
+// docs/start/compatibility.md. VERSIONS selects columns by a pattern; the others stay as they are. A test that fails
+// does not end it.
 func versions(ctx context.Context) error {
 	selected, err := regexp.Compile("^(" + os.Getenv("VERSIONS") + ")")
 	if err != nil {

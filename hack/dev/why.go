@@ -18,7 +18,7 @@ func whyScheduler(ctx context.Context) error {
 		args := []string{"go", "test", "-count=1", "-v", "-timeout", "2h", "-parallel", "4", "-run",
 			"TestRandomClaimsOnScheduler", "./internal/why"}
 		env := append(t.env(), "WHY_SCHEDULER="+cmp.Or(os.Getenv("WHY_SCHEDULER"), "2000"),
-			"WHY_PAGE=../../docs/why-judged.md") // go test runs in the folder of the package
+			"WHY_PAGE=../../docs/project/results/why-judged.md") // go test runs in the folder of the package
 		return command{args: args, env: env}.attach(ctx)
 	})
 }

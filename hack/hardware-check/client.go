@@ -75,10 +75,10 @@ func (e *checker) clients(ctx context.Context, c control, g check.GPU, users []i
 		_ = one.close()
 	}
 	if errors.Is(err, errOutOfMemory) {
-		e.add(verified, unseenStep, "it keeps its limit: docs/isolation.md is stricter than this driver")
+		e.add(verified, unseenStep, "it keeps its limit: docs/use/sharing.md is stricter than this driver")
 		return
 	}
-	e.expect(err, unseenStep, "it has no limit, as docs/isolation.md says")
+	e.expect(err, unseenStep, "it has no limit, as docs/use/sharing.md says")
 }
 
 // runClients starts a client for each user. Each allocates a quarter of the limit, and then tries the whole limit.

@@ -57,7 +57,7 @@ func TestClientsOfARealDaemon(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, fault, want string }{
 		{"limited", "", "verified: users 0 and 65534: each got 512 MiB of its limit of 2048 MiB, and nothing above " +
-			"it; verified: it keeps its limit: docs/isolation.md is stricter than this driver"},
+			"it; verified: it keeps its limit: docs/use/sharing.md is stricter than this driver"},
 		{"not limited", "&& 0", "FAILED: client of user 0: 512 MiB above its limit of 2048 MiB: got no error, " +
 			"want CUDA_ERROR_OUT_OF_MEMORY"},
 		{"no memory", "|| 1", "FAILED: client of user 0: CUDA_ERROR_OUT_OF_MEMORY"},

@@ -151,7 +151,7 @@ func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
 				"| verified | two MPS clients with limits at once | users 0 and 0: each got 512 MiB of its limit of "+
 					"2048 MiB, and nothing above it |",
 				"| verified | an MPS client with a limit of a GPU that it does not see | it has no limit, as "+
-					"docs/isolation.md says |",
+					"docs/use/sharing.md says |",
 				`| verified | limits of MPS, read back | set and printed: 30: "30.0", 50: "50.0", 100: "100.0", `+
 					`512M: "512M", 3000M: "2G", 5120M: "5G", 1048576M: "1024G" |`,
 				"| verified | nvidia-smi compute-policy --set-timeslice |")

@@ -2,7 +2,7 @@
 
 // Package allocator asks the allocator of kube-scheduler which devices claims get: it runs the same code, with the
 // features that Kubernetes has by default. What differs between versions of that code is in kubernetes1.37.go and
-// kubernetes1.38.go, so that the driver also builds with the newer one: see docs/versions.md.
+// kubernetes1.38.go, so that the driver also builds with the newer one: see docs/start/compatibility.md.
 package allocator
 
 import (

@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The benchmarks are those of docs/upstream.md: a pool of devices that consume counters, as partitions do, without
-// anything of this driver.
+// The benchmarks are those of docs/project/upstream.md: a pool of devices that consume counters, as partitions do,
+// without anything of this driver.
 
 var classes = Classes{"any": {}, "second": {Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.
 	DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.attributes['d'].second"}}}}}}

@@ -62,7 +62,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 	f.StringVar(&o.hooksDir, "hooks-dir", "", "where the host has the CDI hook programs; empty: not looked at")
 	f.StringVar(&root, "host-root", "", "where the root of the host is seen by this program, / on the host itself; "+
 		"empty: its container runtime is not looked at")
-	f.BoolVar(&asJSON, "json", false, "print the report as JSON: docs/doctor.md describes it")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON: docs/reference/check.md describes it")
 	return cmd
 }
 

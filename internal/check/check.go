@@ -40,7 +40,7 @@ type Target struct {
 // Format is the version of the report's format. It changes when a field is removed or gets another meaning.
 const Format = 1
 
-// Report is the result of a check. Its fields are described in docs/doctor.md.
+// Report is the result of a check. Its fields are described in docs/reference/check.md.
 type Report struct {
 	Format          int                         `json:"format"`
 	Driver          Driver                      `json:"driver"`

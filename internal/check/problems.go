@@ -32,7 +32,8 @@ var (
 	gpuUnreadable = host.ProblemKind{ID: "gpu-unreadable", Severity: host.Error,
 		Remedy: "send a recording (dra-kubelet-plugin record --mask) with a bug report; the other GPUs are published"}
 	gpuSick = host.ProblemKind{ID: "gpu-sick", Severity: host.Warning,
-		Remedy: "dra-kubelet-plugin health says what to do, and what was wrong before; docs/health.md has the rules"}
+		Remedy: "dra-kubelet-plugin health says what to do, and what was wrong before; " +
+			"docs/operate/health.md has the rules"}
 	driverFiles = host.ProblemKind{ID: "driver-files", Severity: host.Error,
 		Remedy: "make the device nodes (nvidia-modprobe -u -c=0), and install the driver's libraries for computing"}
 	twoVersions = host.ProblemKind{ID: "two-versions", Severity: host.Warning,
@@ -70,7 +71,7 @@ var (
 			"program waits seconds for it"}
 )
 
-// AllKinds are all problems that a check can find. docs/doctor.md describes each.
+// AllKinds are all problems that a check can find. docs/reference/check.md describes each.
 var AllKinds = append([]host.ProblemKind{
 	noLibrary, noModule, versionMismatch, noNVML, driverTooOld, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick,
 	driverFiles, twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,

@@ -82,7 +82,7 @@ func (s *Snapshot) Unknown(resource, namespace string) error {
 }
 
 // rightsPage has a ClusterRole with all rights of readers.
-const rightsPage = "https://github.com/gpudra/gpu-dra-driver/blob/main/docs/kubectl-gpu.md#rights"
+const rightsPage = "https://github.com/gpudra/gpu-dra-driver/blob/main/docs/reference/kubectl-gpu.md#rights"
 
 // Err returns what could not be read, with the right that is missing; nil: nothing. If the API server cannot be
 // reached, it says so once.

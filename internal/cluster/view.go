@@ -93,7 +93,7 @@ func New(driver string) *View {
 func (v *View) Driver() string { return v.driver }
 
 // SetSlice adds or updates a slice, which must not change any more. It ignores devices that are on no node, unless they
-// are remote: a fabric may offer GPUs that it can attach to one (docs/composable.md).
+// are remote: a fabric may offer GPUs that it can attach to one (docs/options/fabric.md).
 func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()

@@ -67,7 +67,7 @@ func (p Policy) String() string {
 	return "pack"
 }
 
-// The weights of what a pod costs, in GPUs. docs/placement.md says how they were chosen.
+// The weights of what a pod costs, in GPUs. docs/project/results/placement.md says how they were chosen.
 const (
 	// usableCPU is the part of the usual CPU without which an idle GPU counts as stranded. Many pods need less than the
 	// mean. With 1, pods with much CPU go to nodes that still have all their CPU, which pods with many GPUs need.

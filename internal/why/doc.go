@@ -12,5 +12,5 @@
 // Equal pods get equal answers: an answer about a workload without names is kept, and the names are put in afterwards
 // (schedule.Workload.Anonymous). Answer.Text writes it for people; what objects say cannot begin a line of its own.
 // Random tests judge answers with Kubernetes' allocator (TestRandomClaims) and its scheduler
-// (TestRandomClaimsOnScheduler, make why-scheduler); docs/why-judged.md has the results.
+// (TestRandomClaimsOnScheduler, make why-scheduler); docs/project/results/why-judged.md has the results.
 package why

@@ -137,7 +137,7 @@ func (e *explanation) missingResource(name corev1.ResourceName) string {
 	for prefix, system := range older {
 		if strings.HasPrefix(string(name), prefix) {
 			return fmt.Sprintf("%s is a resource of %s: label the namespace gpu.nvidia.com/convert=on, and create the "+
-				"pod again; it is then converted to a claim (docs/move.md)", name, system)
+				"pod again; it is then converted to a claim (docs/migrate/old-manifests.md)", name, system)
 		}
 	}
 	text := fmt.Sprintf("no node offers %s", name)

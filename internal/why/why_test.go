@@ -737,7 +737,7 @@ pod p waits: no node offers nvidia.com/gpu: of the classes with this extendedRes
 			s.Pods[0].Spec.Containers[0].Resources.Requests["nvidia.com/gpumem"] = resource.MustParse("3k")
 			return s
 		}, `
-pod p waits: nvidia.com/gpumem is a resource of HAMi: label the namespace gpu.nvidia.com/convert=on, and create the pod again; it is then converted to a claim (docs/move.md)`},
+pod p waits: nvidia.com/gpumem is a resource of HAMi: label the namespace gpu.nvidia.com/convert=on, and create the pod again; it is then converted to a claim (docs/migrate/old-manifests.md)`},
 		{"an extended resource whose class the scheduler has forgotten", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", t4)
 			s.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,

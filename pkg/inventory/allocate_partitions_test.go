@@ -308,8 +308,8 @@ func mayBe(at gpu.Placement, held []gpu.Device) bool {
 	})
 }
 
-// The ways of asking that docs/scheduling.md recommends are decided in few steps, whatever is taken, and whether they
-// fit or not.
+// The ways of asking that docs/use/partitions.md recommends are decided in few steps, whatever is taken, and whether
+// they fit or not.
 func TestSearchStepsOfRecommendedClaims(t *testing.T) {
 	const mostSteps = 8 // four of three free ones, or two with media engines where one GPU has some left
 	worst, fitted := int64(0), 0
@@ -355,8 +355,8 @@ func newNodes(rng *rand.Rand) *node {
 	return &n
 }
 
-// What docs/scheduling.md tells of the allocator's search: its steps on a node of eight, of which some GPUs are free
-// and the others taken.
+// What docs/use/partitions.md tells of the allocator's search: its steps on a node of eight, of which some GPUs are
+// free and the others taken.
 func TestSearchSteps(t *testing.T) {
 	at := func(place string) string { // on every GPU
 		var all []string

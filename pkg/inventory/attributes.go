@@ -18,7 +18,7 @@ import (
 // value is the value of an attribute.
 type value = resourceapi.DeviceAttribute
 
-// Attribute is a published device attribute. Its Meaning is part of docs/reference.md.
+// Attribute is a published device attribute. Its Meaning is part of docs/reference/devices.md.
 type Attribute struct {
 	Name    resourceapi.QualifiedName
 	Meaning string
@@ -62,7 +62,7 @@ var AllAttributes = []Attribute{
 	{"migCapable", "whether the model can be partitioned by MIG",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
 	{"partitionsOnDemand", "`true`: the node publishes possible MIG partitions of the GPU as they are needed " +
-		"(docs/node-configuration.md); only of whole GPUs of such nodes",
+		"(docs/operate/node-configuration.md); only of whole GPUs of such nodes",
 		func(d gpu.Device) value {
 			if d.Type != gpu.TypeGPU || !d.Use.OnDemand {
 				return value{}

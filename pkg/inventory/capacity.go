@@ -10,7 +10,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Capacity is a published device capacity. Its Meaning is part of docs/reference.md.
+// Capacity is a published device capacity. Its Meaning is part of docs/reference/devices.md.
 type Capacity struct {
 	Name    resourceapi.QualifiedName
 	Unit    string

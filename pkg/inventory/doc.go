@@ -7,9 +7,9 @@
 // that claims can get: whole GPUs, MIG partitions, GPUs for virtual machines and vGPUs (partitions.go, vgpus.go).
 // Inventory.Retain keeps devices that are missing now. Inventory.Pools returns what the node publishes, and Slices the
 // ResourceSlices of it (publish.go). AllAttributes, AllCapacities and AllTaints describe each field; their texts are in
-// docs/reference.md. countersOf (counters.go) makes the shared counters. The monitor device stands for all GPUs of the
-// node, in a pool of its own (monitor.go). Inventory.Offer decides of which GPUs possible partitions are published
-// (offer.go), and Unclaimed is the inventory of a node without claims.
+// docs/reference/devices.md. countersOf (counters.go) makes the shared counters. The monitor device stands for all
+// GPUs of the node, in a pool of its own (monitor.go). Inventory.Offer decides of which GPUs possible partitions
+// are published (offer.go), and Unclaimed is the inventory of a node without claims.
 //
 // What must hold:
 //   - The same devices always have the same order: the scheduler takes the first that fits (TestOrder,

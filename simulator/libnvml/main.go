@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // libnvml is libnvidia-ml.so.1 for simulated GPUs: NVML's C interface over the simulator. The program build compiles it
-// together with a C function for every function of NVML's header. docs/nvml-library.md says how to use it.
+// together with a C function for every function of NVML's header. docs/project/nvml-library.md says how to use it.
 package main
 
 // #include <stdint.h>

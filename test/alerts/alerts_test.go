@@ -339,7 +339,7 @@ func TestGPUHours(t *testing.T) {
 	if want := `{namespace="ml", use="used"} 1.5`; got != want {
 		t.Errorf("got %s, want %s: a GPU of one node, and half a GPU of another", got, want)
 	}
-	page, err := os.ReadFile("../../docs/operate.md")
+	page, err := os.ReadFile("../../docs/operate/monitor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -426,14 +426,14 @@ func queryFunc(t *testing.T, series []string) rules.QueryFunc {
 // The scrape configuration of the page, for those without the operator, as Prometheus reads it: what is scraped, and
 // the label that the alerts need.
 func TestScrapeConfiguration(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operate.md")
+	page, err := os.ReadFile("../../docs/operate/monitor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, text, _ := strings.Cut(string(page), "```yaml\nscrape_configs:\n")
 	text, _, ok := strings.Cut("scrape_configs:\n"+text, "```")
 	if !ok {
-		t.Fatal("docs/operate.md has no scrape_configs")
+		t.Fatal("docs/operate/monitor.md has no scrape_configs")
 	}
 	c, err := config.Load(text, slog.New(slog.DiscardHandler))
 	if err != nil {

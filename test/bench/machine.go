@@ -15,8 +15,8 @@ import (
 
 // benchDocs and peerDocs are the pages of `make bench` and of `make compare`.
 const (
-	benchDocs = "docs/benchmarks.md"
-	peerDocs  = "docs/comparison.md"
+	benchDocs = "docs/project/results/benchmarks.md"
+	peerDocs  = "docs/project/results/comparison.md"
 )
 
 // thisMachine describes the machine and the versions of the measurement, for that page.

@@ -191,7 +191,7 @@ func measurePartitions(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// askAsRecommended requests devices in a random way of those that docs/scheduling.md recommends. They may be
+// askAsRecommended requests devices in a random way of those that docs/use/partitions.md recommends. They may be
 // unavailable.
 func (s *allocatorNode) askAsRecommended(ctx context.Context, rng *rand.Rand) (time.Duration, error) {
 	var profiles []string

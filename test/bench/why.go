@@ -42,7 +42,7 @@ const (
 	whyCPU = "with 208 partitions offered beside 8 GPUs. Half of it was measured (perf, an hour) to be the wait for " +
 		"NVML's events, four times a second because the values of the demos offer GPUs to virtual machines. A node " +
 		"without such GPUs no longer does that. The parts of the rest are below, under \"What an idle plugin " +
-		"costs\". docs/operate.md lists the timers."
+		"costs\". docs/project/architecture.md lists the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
 		"reads the CDI directory again for each of the claim's two files."
 	whyPods8 = "the CDI hooks of NVIDIA's toolkit, which the row below has on both sides, and the processor time in " +
@@ -70,7 +70,7 @@ const (
 	whySupervisor = "half is the program file."
 	whySearch     = "the scheduler's allocator looks at the devices in their order and, for each that it tries, at " +
 		"every counter of the node: other " +
-		"work on the same cores is all that was seen to change it. See docs/scheduling.md."
+		"work on the same cores is all that was seen to change it. See docs/use/partitions.md."
 	whyAdmission = "of the processor time of a request (perf, 26 November 2026), two fifths was HTTP and TLS, a " +
 		"sixth the checks, and a sixteenth Go's garbage collector. The slowest requests came in groups, while other " +
 		"programs used the processors."
@@ -92,5 +92,5 @@ const (
 		"the first 10 ms of each: its thread woke 520 times more in a minute (perf, 27 November 2026) than with the " +
 		"simulated NVML, whose wait Go's poller does. That is 0.8 ms for each call. A longer wait would delay the " +
 		"discovery of a new GPU and the closing of NVML, because nothing interrupts it. The health for the kubelet " +
-		"and the loop of the node are the rest. docs/operate.md lists the timers."
+		"and the loop of the node are the rest. docs/project/architecture.md lists the timers."
 )

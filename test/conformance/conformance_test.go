@@ -285,7 +285,7 @@ func TestOptional(t *testing.T) {
 
 // TestPage: the page has a row for each check, with its level.
 func TestPage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/conformance.md")
+	page, err := os.ReadFile("../../docs/project/conformance.md")
 	must(t, err)
 	for _, c := range checks {
 		if row := fmt.Sprintf("\n| `%s` | %s | ", c.id, c.level); strings.Count(string(page), row) != 1 {

@@ -121,7 +121,7 @@ func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, 
 	s.must(t, as.Delete(t.Context(), pod, client.DryRunAll))
 }
 
-// limitOfController says what limits each of the controller's rights to write, for docs/security.md.
+// limitOfController says what limits each of the controller's rights to write, for docs/operate/security.md.
 var limitOfController = map[string]string{
 	"create resource.k8s.io/resourceclaimtemplates": "a policy, tried here",
 	"delete resource.k8s.io/resourceclaimtemplates": "a policy, tried here",

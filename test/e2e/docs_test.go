@@ -59,23 +59,25 @@ func (s *suite) testDocs(t *testing.T) {
 			s.applied(t, s.namespace(t, "readme"), block)
 		})
 	}
-	for i, block := range s.yamlBlocks(t, "../../docs/claims.md") {
-		t.Run(fmt.Sprintf("docs/claims.md block %d", i+1), func(t *testing.T) {
-			s.needs(t, gatesOf(block)...)
-			ns := s.namespace(t, "docs")
-			if strings.HasPrefix(block, "apiVersion: ") {
-				s.applied(t, ns, block)
-				return
-			}
-			// The spec of a claim, without a template around it.
-			template := &resourceapi.ResourceClaimTemplate{
-				TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
-				ObjectMeta: metav1.ObjectMeta{Name: "block", Namespace: ns},
-			}
-			s.must(t, yaml.UnmarshalStrict([]byte(block), &template.Spec.Spec))
-			s.must(t, s.ApplyTyped(t.Context(), template))
-			s.running(t, s.pod(t, ns, template.Name, withTemplate(template.Name)))
-		})
+	for _, page := range []string{"docs/use/claims.md", "docs/use/partitions.md"} {
+		for i, block := range s.yamlBlocks(t, "../../"+page) {
+			t.Run(fmt.Sprintf("%s block %d", page, i+1), func(t *testing.T) {
+				s.needs(t, gatesOf(block)...)
+				ns := s.namespace(t, "docs")
+				if strings.HasPrefix(block, "apiVersion: ") {
+					s.applied(t, ns, block)
+					return
+				}
+				// The spec of a claim, without a template around it.
+				template := &resourceapi.ResourceClaimTemplate{
+					TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
+					ObjectMeta: metav1.ObjectMeta{Name: "block", Namespace: ns},
+				}
+				s.must(t, yaml.UnmarshalStrict([]byte(block), &template.Spec.Spec))
+				s.must(t, s.ApplyTyped(t.Context(), template))
+				s.running(t, s.pod(t, ns, template.Name, withTemplate(template.Name)))
+			})
+		}
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// testHelmTest runs what docs/install.md tells users to run after the installation.
+// testHelmTest runs what docs/start/install.md tells users to run after the installation.
 func (s *suite) testHelmTest(t *testing.T) {
 	helm := os.Getenv("HELM")
 	if helm == "" {

@@ -30,7 +30,7 @@ import (
 )
 
 // testKubectl runs the commands of kubectl-gpu while containers have a share and a whole GPU of a node, as a user with
-// the rights that docs/kubectl-gpu.md asks for, and as one without rights.
+// the rights that docs/reference/kubectl-gpu.md asks for, and as one without rights.
 func (s *suite) testKubectl(t *testing.T) {
 	s.needs(t, sharesOfMIG...)
 	const model = "NVIDIA H100 80GB HBM3"
@@ -135,7 +135,7 @@ func (s *suite) testKubectlWhy(t *testing.T) {
 }
 
 // testKubectlDefrag: two Deployments have shares of two GPUs. defrag moves the smaller share beside the other one, as a
-// user with the rights that docs/kubectl-gpu.md asks for.
+// user with the rights that docs/reference/kubectl-gpu.md asks for.
 func (s *suite) testKubectlDefrag(t *testing.T) {
 	s.needs(t, append(slices.Clone(sharesOfMIG), "Kubernetes 1.37", "DRADeviceTaintRules")...)
 	node := s.node(t, "dgx-h100")
@@ -181,8 +181,8 @@ func (s *suite) testKubectlDefrag(t *testing.T) {
 	}
 }
 
-// testKubectlReserve keeps a GPU for a team, as a user with the rights that docs/kubectl-gpu.md asks for. A pod that
-// asks for this GPU waits until that ends. One with the toleration that the command prints does not.
+// testKubectlReserve keeps a GPU for a team, as a user with the rights that docs/reference/kubectl-gpu.md asks for. A
+// pod that asks for this GPU waits until that ends. One with the toleration that the command prints does not.
 func (s *suite) testKubectlReserve(t *testing.T) {
 	s.needs(t, append(slices.Clone(sharesOfMIG), "Kubernetes 1.37", "DRADeviceTaintRules")...)
 	node := s.node(t, "dgx-h100")
@@ -247,12 +247,12 @@ func (s *suite) waitAnswer(t *testing.T, pod client.ObjectKey, parts ...string) 
 	s.waitEvent(t, client.ObjectKeyFromObject(&claim), append(parts, "NotAllocated: ")...)
 }
 
-// kubectlUser returns the name of a user with the rights of docs/kubectl-gpu.md, until the test ends.
+// kubectlUser returns the name of a user with the rights of docs/reference/kubectl-gpu.md, until the test ends.
 func (s *suite) kubectlUser(t *testing.T, namespace string) string {
 	t.Helper()
 	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "kubectl-gpu"}}
 	user := "system:serviceaccount:" + namespace + ":kubectl-gpu"
-	blocks := s.yamlBlocks(t, "../../docs/kubectl-gpu.md")
+	blocks := s.yamlBlocks(t, "../../docs/reference/kubectl-gpu.md")
 	for i, block := range blocks {
 		var role rbacv1.ClusterRole
 		s.must(t, yaml.UnmarshalStrict([]byte(block), &role))

@@ -59,7 +59,7 @@ var configs = map[string]string{
 
 // TestDemos fills a node of each profile with claims of one kind, for each kind of claim in the demos: a node that does
 // not exist yet and one that runs. Where Karpenter has room for more or fewer than the scheduler,
-// testdata/differences.txt says so; docs/other-software.md tells the causes.
+// testdata/differences.txt says so; docs/options/other-software.md tells the causes.
 func TestDemos(t *testing.T) {
 	controller := os.Getenv("DRA_CONTROLLER")
 	if controller == "" {

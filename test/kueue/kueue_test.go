@@ -24,16 +24,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// localQueue is the queue of docs/kueue.md.
+// localQueue is the queue of docs/operate/teams.md.
 const localQueue = "gpus"
 
 // TestDRA: jobs that ask for devices of this driver wait in a queue until the quota has room for them.
 func TestDRA(t *testing.T) {
-	page, err := os.ReadFile("../../docs/kueue.md")
+	page, err := os.ReadFile("../../docs/operate/teams.md")
 	must(t, err)
 	blocks := yamlBlocks(string(page))
 	if len(blocks) != 4 {
-		t.Fatalf("got %d blocks of YAML in docs/kueue.md, want the configuration, the queue, a job, and a "+
+		t.Fatalf("got %d blocks of YAML in docs/operate/teams.md, want the configuration, the queue, a job, and a "+
 			"configuration with sources", len(blocks))
 	}
 	c := start(t, blocks[0])
@@ -180,9 +180,9 @@ func TestDRA(t *testing.T) {
 	})
 }
 
-// TestSources: what the configuration of docs/kueue.md charges that has sources.
+// TestSources: what the configuration of docs/operate/teams.md charges that has sources.
 func TestSources(t *testing.T) {
-	page, err := os.ReadFile("../../docs/kueue.md")
+	page, err := os.ReadFile("../../docs/operate/teams.md")
 	must(t, err)
 	blocks := yamlBlocks(string(page))
 	c := start(t, blocks[3])

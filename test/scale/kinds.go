@@ -73,7 +73,7 @@ const (
 	constraints: [{requests: [small, large], matchAttribute: gpu.nvidia.com/parentUUID}]}`
 )
 
-// documented are the kinds of claims of docs/claims.md that a fleet of eight H100 has, without node configurations.
+// documented are the kinds of claims of docs/use/claims.md that a fleet of eight H100 has, without node configurations.
 var documented = []kind{
 	{name: "one GPU", devices: one("gpu.nvidia.com", ""), count: 1},
 	{name: "a GPU of a model", devices: selected("gpu.nvidia.com",

@@ -12,5 +12,5 @@
 // A change counts only if the workload also starts with it (schedule.Question.Starts), unless there is no other. A
 // search ends after SearchAsked questions or searchTimeout, and then says what it has not tried. The random tests of
 // package why judge the advice with the allocator (TestRandomClaims) and the scheduler: with the advice the pod is
-// placed, with less it is not. TestPage compares docs/why.md with the kinds and the limits.
+// placed, with less it is not. TestPage compares docs/use/why.md with the kinds and the limits.
 package advice

@@ -12,7 +12,7 @@ import (
 
 // The page about the command lists the kinds of changes in the order in which they are preferred, and the limits.
 func TestPage(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/why.md")
+	page, err := os.ReadFile("../../../docs/use/why.md")
 	if err != nil {
 		t.Fatal(err)
 	}

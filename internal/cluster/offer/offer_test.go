@@ -69,8 +69,8 @@ func TestAllIsWhatNodesWouldPublish(t *testing.T) {
 				t.Errorf("there were %d devices and are %d: this shows nothing", len(before), len(devices))
 			}
 			if profile == "dgx-h100" && (len(before) != 34 || len(devices) != 209) {
-				t.Errorf("there were %d devices and are %d; docs/node-configuration.md has 34 and 209", len(before),
-					len(devices))
+				t.Errorf("there were %d devices and are %d; docs/operate/node-configuration.md has 34 and 209",
+					len(before), len(devices))
 			}
 			if diff := compare.Diff(wantDevices, devices); diff != "" {
 				t.Error(diff)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
-// cluster.Slices have the taints that DeviceTaintRules add, as in docs/health.md for a cordon.
+// cluster.Slices have the taints that DeviceTaintRules add, as in docs/operate/health.md for a cordon.
 func TestReadTaintRules(t *testing.T) {
 	slice := func(node string) *resourceapi.ResourceSlice {
 		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node},

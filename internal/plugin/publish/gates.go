@@ -393,7 +393,7 @@ func (g *Gates) dryRun(ctx context.Context, features []*feature) (map[*feature]b
 // version returns the version of the API server, or nil if it does not say.
 //
 // The scheduler, which some features are about, tells nobody its version. It may be older, at most by a minor version,
-// and mostly is only during an upgrade: docs/versions.md says what to do then.
+// and mostly is only during an upgrade: docs/start/compatibility.md says what to do then.
 func (g *Gates) version(ctx context.Context) (*version.Version, error) {
 	is, err := g.Client.Discovery().ServerVersion()
 	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dra-conformance tests a DRA driver: see package conformance and docs/conformance.md.
+// Command dra-conformance tests a DRA driver: see package conformance and docs/project/conformance.md.
 package main
 
 import (

@@ -113,7 +113,7 @@ that wait for a DaemonSet (Flux, helm --wait) would wait for ever. A build of yo
 {{- end }}
 
 {{/* Helm sees the version of the cluster, which may have a suffix: v1.36.2-gke.100. A claim of any user can end the
-schedulers 1.36.0 and 1.36.1 (docs/versions.md), and an API server of 1.36 works with all of its patches. */}}
+schedulers 1.36.0 and 1.36.1 (docs/start/compatibility.md), and an API server of 1.36 works with all of its patches. */}}
 {{- define "gpu-dra-driver.schedulerImage" -}}
 {{- $image := .Values.scheduler.image }}
 {{- $version := regexReplaceAll "[-+].*" .Capabilities.KubeVersion.Version "" }}
