@@ -14,7 +14,7 @@
 #   --image REPOSITORY:TAG   build nothing: the nodes have this image, or can pull it
 # --nodes A,B                nodes with GPUs; they get the label nvidia.com/gpu.present=true. Without it: those that have
 #                            such a label, and with --on-node those on which NVIDIA's driver is loaded
-# --simulate PROFILE         simulated GPUs, such as dgx-h100, on the nodes of --nodes (docs/start/install.md names the profiles)
+# --simulate PROFILE         simulated GPUs, such as dgx-h100, on the nodes of --nodes (docs/start/try-without-gpus.md)
 # --check                    only say what is missing
 # -- ...                     values of the chart. Those of an earlier run stay
 # KUBECTL, HELM              the commands
