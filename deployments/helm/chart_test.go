@@ -400,7 +400,7 @@ func read(t *testing.T, file string) string {
 }
 
 // The controller runs as nobody, writes to no file, reaches only certain ports, and may access one secret. Its rights
-// on its own webhooks go further (docs/operate/monitor.md).
+// on its own webhooks go further (docs/operate/security.md).
 func TestControllerHasFewRights(t *testing.T) {
 	text := template(t)
 	var deployment appsv1.Deployment

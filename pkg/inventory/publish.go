@@ -84,10 +84,10 @@ var AllTaints = []Taint{
 		"the GPU has vGPUs of another type, and it has those of one type at a time",
 		func(d gpu.Device) bool { return d.Blocked != "" && d.VGPU != nil }},
 	{TaintXID, resourceapi.DeviceTaintEffectNoSchedule,
-		"an XID, the value, that is not the fault of a program; docs/operate/health.md says which, what ends it, and " +
-			"how the node configuration makes it `NoExecute`", nil},
+		"an XID, the value, that is not the fault of a program; docs/reference/conditions.md says which and what " +
+			"ends it, docs/operate/health.md how the node configuration makes it `NoExecute`", nil},
 	{TaintUnhealthy, resourceapi.DeviceTaintEffectNoSchedule,
-		"the GPU reports a problem, the value; see docs/operate/health.md", nil},
+		"the GPU reports a problem, the value; see docs/reference/conditions.md", nil},
 	{TaintUnmonitored, resourceapi.DeviceTaintEffectNone,
 		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request, " +
 			"and while NVIDIA's driver cannot be used",
