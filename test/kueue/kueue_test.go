@@ -29,13 +29,7 @@ const localQueue = "gpus"
 
 // TestDRA: jobs that ask for devices of this driver wait in a queue until the quota has room for them.
 func TestDRA(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operate/teams.md")
-	must(t, err)
-	blocks := yamlBlocks(string(page))
-	if len(blocks) != 4 {
-		t.Fatalf("got %d blocks of YAML in docs/operate/teams.md, want the configuration, the queue, a job, and a "+
-			"configuration with sources", len(blocks))
-	}
+	blocks := blocksOfPage(t)
 	c := start(t, blocks[0])
 	c.apply(t, "", blocks[1])
 
@@ -182,9 +176,7 @@ func TestDRA(t *testing.T) {
 
 // TestSources: what the configuration of docs/operate/teams.md charges that has sources.
 func TestSources(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operate/teams.md")
-	must(t, err)
-	blocks := yamlBlocks(string(page))
+	blocks := blocksOfPage(t)
 	c := start(t, blocks[3])
 	c.apply(t, "", strings.NewReplacer("[gpu, gpu-1g.10gb]", "[gpu-memory, gpu-partitions]",
 		"{name: gpu, nominalQuota: 4}", "{name: gpu-memory, nominalQuota: 400Gi}",
@@ -221,6 +213,21 @@ func TestSources(t *testing.T) {
 			c.delete(t, job)
 		})
 	}
+}
+
+// blocksOfPage returns the blocks of YAML about Kueue in docs/operate/teams.md: the configuration, the queue, a job and
+// a configuration with sources.
+func blocksOfPage(t *testing.T) []string {
+	t.Helper()
+	const section = "\n## Queues and quotas with Kueue\n"
+	page, err := os.ReadFile("../../docs/operate/teams.md")
+	must(t, err)
+	_, about, _ := strings.Cut(string(page), section)
+	blocks := yamlBlocks(about)
+	if len(blocks) != 4 {
+		t.Fatalf("got %d blocks of YAML in docs/operate/teams.md after %q, want 4", len(blocks), section)
+	}
+	return blocks
 }
 
 // one is what a job asks for: a device of a class, with more fields of the request.
