@@ -196,7 +196,7 @@ compare: ## measure the driver beside NVIDIA's, in turn, and write docs/project/
 	@./hack/prerequisites.sh root
 	@PEER="$(PEER)" $(DEV) compare
 
-strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/use/strongest.md (needs root)
+strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/project/results/strongest.md (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) strongest
 

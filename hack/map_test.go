@@ -3,6 +3,11 @@
 package hack
 
 import (
+	"flag"
+	"fmt"
+	"go/doc"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"os/exec"
@@ -17,47 +22,81 @@ import (
 // quoted is text in backticks.
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// TestMapOfFolders compares the table of CONTRIBUTING.md with the repository. The table lists every top-level folder
-// and every folder with Go code or a Go module; other folders may be listed too.
-func TestMapOfFolders(t *testing.T) {
-	dirs := map[string]bool{} // whether it needs a row
+// subject is what the first sentence of a package begins with.
+var subject = regexp.MustCompile(`^(Package|Command) [\w-]+ `)
+
+var update = flag.Bool("update", false, "write the table of folders from the comments of packages")
+
+// TestFolders: docs/project/folders.md has the first sentence of each Go package, and lists by hand every other
+// top-level folder and Go module.
+func TestFolders(t *testing.T) {
+	const file, begin, end = "../docs/project/folders.md", "<!-- generated: folders -->\n", "<!-- end -->"
+	rows, others := map[string]string{}, map[string]bool{} // dir → sentence; dirs to be listed by hand
 	for _, name := range repositoryFiles(t) {
-		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
-			dirs[dir] = dirs[dir] || !strings.Contains(dir, "/")
-		}
-		if dir := path.Dir(name); dir != "." && isGo(name) && !strings.Contains(dir+"/", "/testdata/") {
-			dirs[dir] = true
-		}
-	}
-	if len(dirs) < 100 {
-		t.Fatalf("got %d folders, want those of the repository", len(dirs))
-	}
-	rows := map[string]bool{}
-	for _, cells := range tableRows(t, "../CONTRIBUTING.md", "## Where things are") {
-		found := quoted.FindStringSubmatch(cells[0])
-		if len(cells) != 2 || found == nil || !strings.HasSuffix(cells[1], ".") {
-			t.Errorf("row %q: want a folder in backticks and a sentence", cells)
-			continue
-		}
-		dir := found[1]
-		if rows[dir] {
-			t.Errorf("%s has two rows", dir)
-		}
-		rows[dir] = true
-		if _, ok := dirs[dir]; !ok {
-			t.Errorf("%s has a row and no files", dir)
+		dir := path.Dir(name)
+		top, _, inside := strings.Cut(name, "/")
+		others[top] = others[top] || inside
+		switch {
+		case path.Base(name) == "go.mod":
+			others[dir] = dir != "."
+		case path.Ext(name) != ".go" || strings.Contains(dir+"/", "/testdata/") || rows[dir] != "":
+		default:
+			rows[dir] = sentenceOf(t, name)
 		}
 	}
-	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		if dirs[dir] && !rows[dir] {
-			t.Errorf("%s has no row in CONTRIBUTING.md", dir)
+	if len(rows) < 100 {
+		t.Fatalf("got %d packages, want those of the repository", len(rows))
+	}
+	var table strings.Builder
+	table.WriteString("| folder | its package |\n|---|---|\n")
+	for _, dir := range slices.Sorted(maps.Keys(rows)) {
+		if rows[dir] == "" {
+			t.Errorf("%s: no comment says what the package does", dir)
 		}
+		fmt.Fprintf(&table, "| `%s` | %s |\n", dir, rows[dir])
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, _ := strings.Cut(string(text), begin)
+	got, tail, ok := strings.Cut(rest, end)
+	if !ok {
+		t.Fatalf("%s has no place for the table", file)
+	}
+	for dir := range others {
+		if others[dir] && rows[dir] == "" && !strings.Contains(head, "\n| `"+dir+"` | ") {
+			t.Errorf("%s has no row in the first table of %s", dir, file)
+		}
+	}
+	for _, cells := range tableRows(t, file, "## Without a Go package") {
+		wantFiles(t, "folders", cells[0])
+	}
+	if got == table.String() {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is out of date: go test ./hack -run Folders -update", file)
+	}
+	if err := os.WriteFile(file, []byte(head+begin+table.String()+end+tail), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// TestWhereAChangeGoes: the files that CONTRIBUTING.md names exist, and their tests have the tests that it names.
+// sentenceOf is the first sentence of the comment on the package in the file, without its subject.
+func sentenceOf(t *testing.T, name string) string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", name), nil,
+		parser.PackageClauseOnly|parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return subject.ReplaceAllString(new(doc.Package).Synopsis(file.Doc.Text()), "")
+}
+
+// TestWhereAChangeGoes: the files that docs/project/changes.md names exist, and have the tests that it names.
 func TestWhereAChangeGoes(t *testing.T) {
-	rows := tableRows(t, "../CONTRIBUTING.md", "## Where a change goes")
+	rows := tableRows(t, "../docs/project/changes.md", "# Where a change goes")
 	if len(rows) < 12 {
 		t.Errorf("got %d rows, want at least 12", len(rows))
 	}
@@ -142,9 +181,6 @@ func TestBinariesAreIgnored(t *testing.T) {
 	}
 }
 
-// isGo says whether the file is Go code or pins a Go module.
-func isGo(name string) bool { return strings.HasSuffix(name, ".go") || path.Base(name) == "go.mod" }
-
 // repositoryFiles are the files that git knows or would add, without those that are deleted.
 func repositoryFiles(t *testing.T) []string {
 	t.Helper()
@@ -167,7 +203,7 @@ func tableRows(t *testing.T, file, heading string) [][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, ok := strings.Cut(string(page), "\n"+heading+"\n")
+	_, section, ok := strings.Cut("\n"+string(page), "\n"+heading+"\n")
 	if !ok {
 		t.Fatalf("%s has no heading %q", file, heading)
 	}

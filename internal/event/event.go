@@ -14,7 +14,7 @@ type Kind struct {
 	Reason  string
 	Type    string // corev1.EventTypeWarning or EventTypeNormal
 	About   string // the kind of object
-	Meaning string // for docs/reference/devices.md
+	Meaning string // for docs/reference/events-and-metrics.md
 }
 
 // Warning describes a kind of event of type Warning.

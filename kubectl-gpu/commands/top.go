@@ -47,7 +47,7 @@ type Use struct {
 	Utilization *int64 `json:"utilization,omitempty"` // percent of the last seconds
 }
 
-// The plugins' metrics of containers: see docs/reference/devices.md.
+// The plugins' metrics of containers: see docs/reference/events-and-metrics.md.
 const (
 	memoryRequestedMetric = "gpu_dra_container_memory_requested_bytes"
 	coresRequestedMetric  = "gpu_dra_container_cores_requested_ratio"

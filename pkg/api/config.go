@@ -50,7 +50,7 @@ var driverEnv = []string{
 // driverEnvPrefixes are the prefixes of variables that limit a share of a GPU.
 var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_", "NVIDIA_GPU_MEMORY_"}
 
-// Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference/devices.md.
+// Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference/configuration.md.
 var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{},
 	KindVfioDeviceConfig: vfioJSON{}}
 
