@@ -139,8 +139,8 @@ func healthOf(g *GPU) string {
 func describeDevice(out io.Writer, g *GPU) {
 	section(out, "Taints", g.Taints, func(t Taint) string {
 		line := fmt.Sprintf("%s, for %s", t, age(t.Since))
-		if remedy := remedy(g, t); remedy != "" {
-			return line + ": " + remedy
+		if t.Remedy != "" {
+			return line + ": " + t.Remedy
 		}
 		for _, known := range inventory.AllTaints {
 			if known.Key == t.Key {
@@ -168,7 +168,7 @@ func describeDevice(out io.Writer, g *GPU) {
 }
 
 // remedy says what is wrong with a GPU that has the taint, and what a person can do. "": the taint is not about health.
-func remedy(g *GPU, t Taint) string {
+func (g *GPU) remedy(t resourceapi.DeviceTaint) string {
 	cause := health.Cause(t.Value)
 	switch t.Key {
 	case inventory.TaintXID:

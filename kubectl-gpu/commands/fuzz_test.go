@@ -46,7 +46,7 @@ func FuzzPage(f *testing.F) {
 	}
 	of := newReasons(func(context.Context) *cluster.Snapshot { return &cluster.Snapshot{Unread: map[string]error{}} })
 	f.Add("*", "127.0.0.1", `s"ecret`) // net/http drops the quotation mark
-	page := newPageServer(newBoard(filter{}, ""), of, "127.0.0.1:80", "secret")
+	page := newPageServer(newBoard(filter{}, ""), of, nil, "127.0.0.1:80", "secret")
 	f.Fuzz(func(t *testing.T, target, host, cookie string) {
 		u, err := url.ParseRequestURI(target)
 		if err != nil {

@@ -77,6 +77,8 @@ type Taint struct {
 	Value  string                        `json:"value,omitempty"`
 	Effect resourceapi.DeviceTaintEffect `json:"effect"`
 	Since  *metav1.Time                  `json:"since,omitempty"`
+	// Remedy says what is wrong and what a person can do; empty: the taint is not about health.
+	Remedy string `json:"remedy,omitempty"`
 }
 
 func (t Taint) device() resourceapi.DeviceTaint {
@@ -186,7 +188,7 @@ func (g *GPU) describe(known *cluster.GPU) {
 	g.ComputeCapability = strings.TrimSuffix(text(first, "cudaComputeCapability"), ".0")
 	for _, d := range tainted {
 		for _, t := range d.Taints {
-			taint := Taint{t.Key, t.Value, t.Effect, t.TimeAdded}
+			taint := Taint{t.Key, t.Value, t.Effect, t.TimeAdded, g.remedy(t)}
 			same := func(other Taint) bool { return other.String() == taint.String() }
 			if !slices.ContainsFunc(g.Taints, same) {
 				g.Taints = append(g.Taints, taint)

@@ -53,8 +53,9 @@ type pendingObject struct {
 	Created   metav1.Time `json:"created"`
 	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
 
-	node  string // of a pod that is starting
-	early bool   // a claim of the pod may have been read before it was allocated
+	Node string `json:"node,omitempty"` // of a pod that is starting
+
+	early bool // a claim of the pod may have been read before it was allocated
 }
 
 // pending returns the pods that ask for devices and have not started, and the claims of no such pod without devices or

@@ -21,6 +21,7 @@ import (
 func uiCommand(p *plugin) *cobra.Command {
 	var f filter
 	var port uint16
+	var plugins string
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Serve a page on this machine that shows the GPUs of the cluster, live.",
@@ -29,9 +30,10 @@ func uiCommand(p *plugin) *cobra.Command {
 			"printed.",
 		Example: "  kubectl gpu ui\n  kubectl gpu ui --port 8081",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, port) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, plugins, port) },
 	}
 	f.addDriver(cmd)
+	addPlugins(cmd, &plugins)
 	cmd.Flags().Uint16Var(&port, "port", 0, "Port of the page; 0 is a random one.")
 	return cmd
 }
@@ -39,7 +41,7 @@ func uiCommand(p *plugin) *cobra.Command {
 // readHeaderTimeout is how long a client may take to send a request.
 const readHeaderTimeout = 10 * time.Second
 
-func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
+func (p *plugin) ui(ctx context.Context, f filter, plugins string, port uint16) error {
 	client, err := p.client()
 	if err != nil {
 		return err
@@ -71,7 +73,7 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	of := newReasons(func(ctx context.Context) *cluster.Snapshot {
 		return schedule.Read(ctx, read.Reader{Client: client, Namespace: namespace}, "", nil, nil)
 	})
-	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
+	page := newPageServer(b, of, &usage{client: client, plugins: plugins}, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the error is that of the listener

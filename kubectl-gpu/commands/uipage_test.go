@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -24,20 +29,29 @@ import (
 // serve starts the page of a snapshot.
 func serve(t *testing.T, s *cluster.Snapshot) *pageServer {
 	t.Helper()
+	page, _ := serveUntil(t, s, fake.NewClientset())
+	return page
+}
+
+// serveUntil starts the page of a snapshot, with the use that the API server knows, until the test ends or calls stop.
+func serveUntil(t *testing.T, s *cluster.Snapshot, api kubernetes.Interface) (page *pageServer, stop func()) {
+	t.Helper()
 	b := newBoard(filter{}, "ml")
 	if err := b.update(s); err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(nil)
 	of := newReasons(func(context.Context) *cluster.Snapshot { return s })
-	page := newPageServer(b, of, server.Listener.Addr().String(), "secret")
+	page = newPageServer(b, of, &usage{client: api, plugins: "app.kubernetes.io/component=kubelet-plugin"},
+		server.Listener.Addr().String(), "secret")
 	server.Config.Handler = page
 	server.Start()
-	t.Cleanup(func() {
+	stop = func() {
 		server.CloseClientConnections()
 		server.Close()
-	})
-	return page
+	}
+	t.Cleanup(stop)
+	return page, stop
 }
 
 // pageSnapshot has shares, partitions, a sick GPU, one that is kept, a pending claim, and a resource that was not read.
@@ -89,7 +103,7 @@ func TestPage(t *testing.T) {
 	same("connection", "document.getElementById('connection').textContent", `"live"`)
 	same("nodes", "[...document.querySelectorAll('.node')].map((n) => n.getAttribute('aria-label')).join()",
 		`"Node a,Node b"`)
-	same("name of a GPU", cards+"[0].getAttribute('aria-label')", `"gpu-3b-00-0 on a, Tesla T4; `+
+	same("name of a GPU", cards+"[0].title", `"gpu-3b-00-0 on a, Tesla T4; `+
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
 		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
@@ -106,7 +120,7 @@ func TestPage(t *testing.T) {
 		return Math.round(100 * i.getBoundingClientRect().width / i.parentElement.getBoundingClientRect().width) })()`, "40")
 	same("two namespaces, two colours", `new Set([...document.querySelector('.memory').children]
 		.map((i) => getComputedStyle(i).backgroundColor)).size`, "2")
-	for _, row := range []struct{ width, columns int }{{1400, 8}, {1920, 8}, {500, 2}} {
+	for _, row := range []struct{ width, columns int }{{1400, 8}, {1920, 8}, {500, 3}, {390, 2}} {
 		b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": row.width, "height": 900,
 			"deviceScaleFactor": 1, "mobile": false})
 		same(fmt.Sprintf("GPUs in a row at %d pixels", row.width), "(() => { const c = "+cards+".slice(2); "+
@@ -117,15 +131,8 @@ func TestPage(t *testing.T) {
 	}
 	b.call(t, "Emulation.clearDeviceMetricsOverride", map[string]any{})
 	same("legend", "document.getElementById('legend').innerText", `"\u003cweb\u003e\nml"`)
-	same("pending claims", "document.querySelector('#pending summary').textContent", `"pending claims and pods: 2"`)
-	if got := b.eval(t, "document.querySelector('#pending li').textContent"); !strings.Contains(got,
-		"claim ml/waiting, since ") || !strings.Contains(got, "asks for gpu.nvidia.com") {
-		t.Errorf("got pending claim %s", got)
-	}
-	if got := b.eval(t, "document.querySelectorAll('#pending li')[1].textContent"); !strings.Contains(got,
-		"pod ml/late, since ") || !strings.Contains(got, "asks for claim none, which is not there, nvidia.com/gpu: 2") {
-		t.Errorf("got pending pod %s", got)
-	}
+	same("the numbers of the header", "document.getElementById('tiles').innerText.replace(/\\s+/g, ' ')",
+		`"10 GPUs 5 free 1 sick 2 waiting"`)
 	same("nobody has asked why", asked, "0")
 	b.screenshot(t, "page")
 
@@ -142,9 +149,39 @@ func TestPage(t *testing.T) {
 		`ml/small\tgpu-43-00-0-mig-1g10gb-0\t9.8Gi\t12%\tpod-small`) {
 		t.Errorf("details: got %s", got)
 	}
+	same("the address has the GPU", "location.hash", `"#gpu=b%2Fgpu-43-00-0"`)
 	b.screenshot(t, "details")
 	b.press(t, "Escape", 27)
 	b.wait(t, "document.getElementById('details').open", "false")
+	same("the address has no GPU", "location.hash", `""`)
+	b.eval(t, cards+"[1].click()")
+	if got := b.eval(t, "document.getElementById('remedies').innerText"); !strings.Contains(got, "What to do: ") {
+		t.Errorf("a sick GPU that nobody has: got %s, want what to do", got)
+	}
+	same("commands", "document.querySelector('#commands code').textContent", `"kubectl gpu describe a/gpu-af-00-0"`)
+	b.press(t, "Escape", 27)
+	b.wait(t, "document.getElementById('details').open", "false")
+
+	// Workloads.
+	b.eval(t, "document.querySelector('[data-state=waiting]').click()")
+	const workload = "[...document.querySelectorAll('#workloads tbody tr')]"
+	same("what waits", workload+".map((r) => r.cells[0].innerText + ' ' + r.cells[1].firstChild.textContent + ' ' + "+
+		"r.cells[2].innerText).join()", `"waiting claim ml/waiting gpu.nvidia.com,`+
+		`waiting pod ml/late claim none, which is not there, nvidia.com/gpu: 2"`)
+	b.eval(t, "(document.getElementById('state').value = '', "+
+		"document.getElementById('state').dispatchEvent(new Event('input', {bubbles: true})))")
+	b.wait(t, workload+".length", "6")
+	same("what runs", workload+".slice(2).map((r) => [0, 1, 2, 3].map((i) => r.cells[i].innerText.trim()).join('|')).join()",
+		`"running|\u003cweb\u003e/serve: pod-serve|6Gi|a/gpu-3b-00-0,running|ml/small: pod-small|1g.10gb|b/gpu-43-00-0,`+
+			`running|ml/train: pod-train|5Gi|a/gpu-3b-00-0,running|ml/whole: pod-whole|all of it|b/gpu-1b-00-0"`)
+	same("the GPUs are hidden", "document.getElementById('gpus').checkVisibility()", "false")
+	same("the address", "location.hash", `"#view=workloads"`)
+	b.screenshot(t, "workloads")
+	b.eval(t, workload+"[3].querySelector('.link').click()")
+	same("its GPU", "document.getElementById('details-title').textContent", `"gpu-43-00-0 on b"`)
+	b.press(t, "Escape", 27)
+	b.wait(t, "document.getElementById('details').open", "false")
+	b.eval(t, "document.querySelector('[data-state=\"\"]').click()")
 
 	// Filters.
 	filterBy := func(id, value string) {
@@ -168,6 +205,21 @@ func TestPage(t *testing.T) {
 	filterBy("state", "")
 	b.wait(t, cards+".length", "10")
 
+	filterBy("model", "Tesla T4")
+	same("the sums are of what is shown", "document.getElementById('summary').textContent",
+		`"2 GPUs, 0 free, 1 sick, 11Gi of 30Gi held (of 10), on 1 node"`)
+	filterBy("node", "none")
+	b.wait(t, "document.getElementById('empty').innerText", `"No GPU matches the filters: Clear shows all."`)
+	b.eval(t, "document.getElementById('clear').click()")
+	b.wait(t, cards+".length", "10")
+	filterBy("order", "free")
+	b.wait(t, "document.querySelector('.node').getAttribute('aria-label')", `"Node b"`)
+	filterBy("order", "")
+	filterBy("view", "rows")
+	b.wait(t, "document.getElementById('nodes').className", `"rows"`)
+	b.screenshot(t, "rows")
+	filterBy("view", "")
+
 	// A change: a claim ends, another node and a GPU over the network come, and a resource cannot be read any more.
 	next := *snap
 	next.Claims = snap.Claims[1:]
@@ -180,7 +232,7 @@ func TestPage(t *testing.T) {
 	same("the claim has ended", cards+"[0].querySelectorAll('i').length", "1")
 	same("a GPU over the network", cards+"[12].innerText.trim()",
 		`"server-0\nH100\n0 of 80Gi\non node b, over the network"`)
-	same("its name", cards+"[12].getAttribute('aria-label')",
+	same("its name", cards+"[12].title",
 		`"server-0 on node b, over the network, NVIDIA H100; memory 0 of 80Gi held"`)
 	const summary = "document.getElementById('summary').textContent"
 	same("the summary counts it once, and its pool as no node", summary,
@@ -190,7 +242,7 @@ func TestPage(t *testing.T) {
 	filterBy("node", "b")
 	b.wait(t, cards+".length", "9")
 	same("the summary of a node whose GPU is served", summary,
-		`"8 GPUs, 5 free, 1 kept, 89.4Gi of 637.2Gi held (of 12), on 3 nodes; 1 over the network"`)
+		`"8 GPUs, 5 free, 1 kept, 89.4Gi of 637.2Gi held (of 12), on 1 node; 1 over the network"`)
 	filterBy("node", "")
 	same("what is not read", "document.getElementById('unread').innerText.includes('read nodes: no answer')", "true")
 	b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{
@@ -247,6 +299,57 @@ func TestPageKeepsFocus(t *testing.T) {
 	b.wait(t, focused, `"gpu-43-00-0"`)
 }
 
+// TestPageUse: the page shows what containers use, follows the GPU that is open, and says when it is cut off.
+func TestPageUse(t *testing.T) {
+	api := newCluster(t)
+	s := pageSnapshot(t)
+	uuid := *api.device(t, "a", "gpu-3b-00-0").Attributes["uuid"].StringValue
+	api.Pods = append(api.Pods, pluginPod("a"))
+	metrics := strings.NewReplacer("GPU-1", uuid, `"train"`, `"pod-train"`).Replace(metricsOfA())
+	var down atomic.Bool
+	api.answers = map[string]http.HandlerFunc{proxy("a"): func(w http.ResponseWriter, r *http.Request) {
+		if down.Load() {
+			http.Error(w, "down", http.StatusServiceUnavailable)
+			return
+		}
+		plain(metrics)(w, r)
+	}}
+	config, err := clientcmd.BuildConfigFromFlags("", api.kubeconfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, stop := serveUntil(t, s, kubernetes.NewForConfigOrDie(config))
+	b := newBrowser(t)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url() + "#gpu=a/gpu-3b-00-0"})
+	b.wait(t, "document.querySelector('#use p')?.innerText",
+		`"ml/pod-train, container main: 50% busy, 1Gi of 5Gi"`)
+	next := *s
+	next.Claims = s.Claims[1:]
+	if err := page.board.update(&next); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, "document.querySelectorAll('#details tbody tr').length", "1")
+	b.press(t, "Escape", 27)
+	b.eval(t, "location.hash = '#gpu=b/gpu-43-00-0'")
+	b.wait(t, "document.getElementById('details').open && document.getElementById('details-title').innerText",
+		`"gpu-43-00-0 on b"`)
+	b.press(t, "Escape", 27)
+	b.eval(t, "document.querySelector('.gpu').click()") // asks again
+	b.wait(t, "document.querySelector('#use figcaption').innerText", `"Busy in the last 1 min, up to 50%"`)
+	b.screenshot(t, "use")
+	b.press(t, "Escape", 27)
+	down.Store(true)
+	b.eval(t, "document.querySelector('.gpu').click()")
+	b.wait(t, "document.querySelector('#use .reason')?.innerText.startsWith('node a: metrics of the plugin ')", "true")
+	same := b.eval(t, "document.body.className")
+	stop()
+	b.wait(t, "document.body.className", `"stale"`)
+	if text := b.eval(t, "document.getElementById('connection').innerText"); same != `""` ||
+		!strings.Contains(text, "not connected since ") {
+		t.Errorf("cut off: got %s, and before %s", text, same)
+	}
+}
+
 // TestPageUnread: what is missing is read aloud once, and what is not known is not shown as known.
 func TestPageUnread(t *testing.T) {
 	b := newBrowser(t)
@@ -288,7 +391,7 @@ func TestPageSaysWhyClaimsWait(t *testing.T) {
 		Expression: "device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}
 	s.Classes = []*resourceapi.DeviceClass{class}
 	old := metav1.NewTime(time.Now().Add(-time.Hour))
-	const claims = 1000
+	const claims = 900
 	for i := range claims {
 		c := claim(fmt.Sprintf("pending-%04d", i), "", "")
 		c.CreationTimestamp, c.Status = old, resourceapi.ResourceClaimStatus{}
@@ -299,11 +402,11 @@ func TestPageSaysWhyClaimsWait(t *testing.T) {
 	page := serve(t, s)
 	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
 	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
-	const reason = "document.querySelectorAll('#pending .reason')"
+	const reason = "document.querySelectorAll('#workloads .reason')"
 	if got := b.eval(t, asked); got != "0" {
-		t.Errorf("before the list is open: got %s questions, want none", got)
+		t.Errorf("before the list is shown: got %s questions, want none", got)
 	}
-	b.eval(t, "document.querySelector('#pending summary').click()")
+	b.eval(t, "document.querySelector('[data-state=waiting]').click()")
 	b.wait(t, reason+"[1].textContent.includes('waits: request gpu of claim pending-000')", "true")
 	if got := b.eval(t, reason+"[1].textContent"); !strings.Contains(got, `\nsmallest change: `) {
 		t.Errorf("got the reason %s, want the cause and the smallest change", got)
@@ -322,15 +425,13 @@ func TestPageSaysWhyClaimsWait(t *testing.T) {
 	// A claim ends, and the others keep their answers.
 	next := *s
 	next.Claims = s.Claims[:len(s.Claims)-1]
-	b.eval(t, "window.kept = document.querySelector('#pending li')")
+	b.eval(t, "window.kept = document.querySelector('#workloads tbody tr')")
 	if err := page.board.update(&next); err != nil {
 		t.Fatal(err)
 	}
-	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint(
-		"pending claims and pods: ",
-		claims+1)))
-	if got := b.eval(t, "window.kept === document.querySelector('#pending li')"); got != "true" {
-		t.Errorf("the items of the other claims are the same: got %s", got)
+	b.wait(t, "document.querySelector('[data-state=waiting] b').textContent", fmt.Sprintf("%q", fmt.Sprint(claims+1)))
+	if got := b.eval(t, "window.kept === document.querySelector('#workloads tbody tr')"); got != "true" {
+		t.Errorf("the rows of the other claims are the same: got %s", got)
 	}
 }
 

@@ -29,6 +29,7 @@ const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 
 type pageServer struct {
 	board   *board
 	reasons *reasons
+	usage   *usage
 	address string // 127.0.0.1:PORT
 	token   string
 	// path is a secret folder that has the page. Browsers send cookies to all ports of a machine, also to servers of
@@ -39,8 +40,8 @@ type pageServer struct {
 
 const cookieName = "kubectl-gpu"
 
-func newPageServer(b *board, r *reasons, address, token string) *pageServer {
-	s := &pageServer{board: b, reasons: r, address: address, token: token, path: "/" + rand.Text()}
+func newPageServer(b *board, r *reasons, u *usage, address, token string) *pageServer {
+	s := &pageServer{board: b, reasons: r, usage: u, address: address, token: token, path: "/" + rand.Text()}
 	mux := http.NewServeMux()
 	for path, file := range map[string]string{"GET /{$}": "index.html", "GET /page.css": "page.css",
 		"GET /page.js": "page.js"} {
@@ -50,6 +51,7 @@ func newPageServer(b *board, r *reasons, address, token string) *pageServer {
 	}
 	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("GET /why", s.why)
+	mux.HandleFunc("GET /use", s.use)
 	s.files = http.StripPrefix(s.path, mux)
 	return s
 }

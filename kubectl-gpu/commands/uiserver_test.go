@@ -75,6 +75,8 @@ func TestPageAccess(t *testing.T) {
 		{"reasons need the cookie", "GET", page.path + "/why?namespace=ml&name=waiting", "", "", http.StatusForbidden},
 		{"a reason", "GET", page.path + "/why?namespace=ml&name=waiting", "", "secret", http.StatusOK},
 		{"a reason of no claim", "GET", page.path + "/why?namespace=ml&name=gone", "", "secret", http.StatusNotFound},
+		{"use needs the cookie", "GET", page.path + "/use?node=a", "", "", http.StatusForbidden},
+		{"use", "GET", page.path + "/use?node=a", "", "secret", http.StatusOK},
 		{"nothing can be changed", "POST", page.path + "/", "", "secret", http.StatusMethodNotAllowed},
 		{"another host", "GET", page.path + "/", "evil.example:" + port, "secret", http.StatusMisdirectedRequest},
 		{"another host with the token", "GET", "/?token=secret", "evil.example:" + port, "",
@@ -104,7 +106,7 @@ func TestPageAccess(t *testing.T) {
 
 // TestPageOnPort80: browsers leave out the port in the header Host.
 func TestPageOnPort80(t *testing.T) {
-	page := newPageServer(newBoard(filter{}, ""), nil, "127.0.0.1:80", "secret")
+	page := newPageServer(newBoard(filter{}, ""), nil, nil, "127.0.0.1:80", "secret")
 	for host, want := range map[string]int{"127.0.0.1": http.StatusSeeOther, "127.0.0.1:80": http.StatusSeeOther,
 		"evil.example": http.StatusMisdirectedRequest, "127.0.0.1:8080": http.StatusMisdirectedRequest} {
 		w := httptest.NewRecorder()
@@ -356,7 +358,7 @@ func TestUI(t *testing.T) {
 	if !ok || len(token) < 20 || !strings.HasPrefix(address, "127.0.0.1:") {
 		t.Fatalf("got %q, want a URL on 127.0.0.1 with a token", line)
 	}
-	page := newPageServer(newBoard(filter{}, ""), nil, address, token)
+	page := newPageServer(newBoard(filter{}, ""), nil, nil, address, token)
 	login := page.response(t, "GET", "/?token="+token, "", "") //nolint:bodyclose // it closes it
 	page.path = strings.TrimSuffix(login.Header.Get("Location"), "/")
 	if m := page.messages(t)(); len(m.Nodes) != 2 {

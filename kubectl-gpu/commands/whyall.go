@@ -55,7 +55,7 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 	if o.allNamespaces { // of pods that their nodes do not start
 		of := sets.New[string]()
 		for _, object := range objects {
-			if object.node != "" {
+			if object.Node != "" {
 				of.Insert(object.Namespace)
 			}
 		}

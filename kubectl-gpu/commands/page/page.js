@@ -7,6 +7,7 @@ const nodes = new Map(); // name → {gpus, problem} as the server sends it
 const sections = new Map(); // name → element
 let pending = [];
 let focused = null; // the card that the Tab key reaches
+let complete = false; // the server has sent everything once
 
 // element returns an element with this text.
 function element(name, className, text) {
@@ -16,25 +17,49 @@ function element(name, className, text) {
   return e;
 }
 
+// button returns a button with this text that calls click.
+function button(className, text, click) {
+  const e = element('button', className, text);
+  e.type = 'button';
+  e.addEventListener('click', click);
+  return e;
+}
+
+// setText changes the text only if it is another one: what changes is read aloud.
+function setText(e, text) {
+  if (e.textContent !== text) e.textContent = text;
+}
+
 // size returns bytes as kubectl gpu ls writes them.
 function size(bytes) {
   if (bytes < 2 ** 30) return bytes ? `${Math.floor(bytes / 2 ** 20)}Mi` : '0';
   return `${(bytes / 2 ** 30).toFixed(1).replace(/\.0$/, '')}Gi`;
 }
 
-// colours are far from each other and from red, which means trouble: lightness, chroma and hue of oklch.
-const colours = [[62, 0.13, 250], [78, 0.14, 80], [60, 0.13, 150], [62, 0.16, 330], [75, 0.11, 200], [55, 0.17, 290],
-  [82, 0.15, 115], [72, 0.13, 50], [48, 0.11, 240], [80, 0.1, 320], [50, 0.1, 170], [70, 0.05, 260]];
-const colourOf = new Map(); // namespace or claim → its number, by the order in which they came
+// time returns a time as ISO 8601 has it, in the zone of the browser, with the time since then.
+function time(value) {
+  if (!value) return '';
+  const at = new Date(value);
+  const local = new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19).replace('T', ' ');
+  const minutes = Math.max(0, Math.floor((Date.now() - at) / 60000));
+  const days = Math.floor(minutes / 1440);
+  const hours = Math.floor(minutes / 60);
+  return `${local} (${days > 1 ? `${days}d` : hours > 1 ? `${hours}h` : `${minutes}m`})`;
+}
 
-// paint gives the element the colour of the text: always the same one while the page is open.
+// colors are far from each other and from red, which means trouble: lightness, chroma and hue of oklch.
+const colors = [[62, 0.13, 250], [78, 0.14, 80], [60, 0.13, 150], [62, 0.16, 330], [75, 0.11, 200], [55, 0.17, 290],
+  [82, 0.15, 115], [72, 0.13, 50], [48, 0.11, 240], [80, 0.1, 320], [50, 0.1, 170], [70, 0.05, 260]];
+const colorOf = new Map(); // namespace or claim → its number, by the order in which they came
+
+// paint gives the element the color of the text: always the same one while the page is open.
 function paint(e, text) {
-  if (!colourOf.has(text)) colourOf.set(text, colourOf.size);
-  const n = colourOf.get(text);
-  const [light, chroma, hue] = colours[n % colours.length];
+  if (!colorOf.has(text)) colorOf.set(text, colorOf.size);
+  const n = colorOf.get(text);
+  const [light, chroma, hue] = colors[n % colors.length];
   e.style.setProperty('--light', `${light}%`);
   e.style.setProperty('--chroma', chroma);
-  e.style.setProperty('--hue', (hue + 17 * Math.floor(n / colours.length)) % 360);
+  e.style.setProperty('--hue', (hue + 17 * Math.floor(n / colors.length)) % 360);
 }
 
 // where is the node of a GPU, or that of its server, or its pool.
@@ -68,10 +93,10 @@ function words(taint) {
   return follows ? `${cause}: ${follows}` : cause;
 }
 
-const idle = (h) => (h.idleSince ? `idle since ${new Date(h.idleSince).toLocaleString()}` : '');
 const problemsOf = (gpu) => (gpu.taints || []).map(words);
+const keyOfGPU = (gpu) => `${gpu.node || gpu.pool}/${gpu.name}`;
 
-// label describes a GPU in words, for screen readers and as a tooltip.
+// label describes a GPU in words: the tooltip, and the name for screen readers where the card has no text.
 function label(gpu) {
   const used = gpu.memory.used === undefined ? 'unknown' : size(gpu.memory.used);
   const parts = [`${gpu.name} on ${where(gpu)}, ${gpu.model || 'unknown model'}`,
@@ -88,33 +113,32 @@ function amount(gpu) {
   return `${size(gpu.memory.used)} of ${size(gpu.memory.total)}${cores}`;
 }
 
-const byClaim = () => $('colours').value === 'claim';
+const byClaim = () => $('colors').value === 'claim';
 
 // shownHolders is how many holders a card names.
 const shownHolders = 4;
 
 function card(gpu) {
-  const button = element('button', isSick(gpu) ? 'gpu tainted' : 'gpu');
-  button.type = 'button';
-  button.tabIndex = -1;
-  button.gpu = gpu;
-  button.setAttribute('aria-label', label(gpu));
-  button.title = label(gpu);
+  const e = element('button', isSick(gpu) ? 'gpu tainted' : 'gpu');
+  e.type = 'button';
+  e.tabIndex = -1;
+  e.gpu = gpu;
+  e.title = label(gpu);
   const memory = element('div', 'memory');
   for (const h of gpu.holders || []) memory.append(segment(gpu, h));
   for (const p of gpu.partitions || []) if (p.free) memory.append(freePartition(gpu, p));
   const index = gpu.index === undefined ? '' : `#${gpu.index} `;
-  button.append(element('span', 'name', `${index}${gpu.name}`),
+  e.append(element('span', 'name', `${index}${gpu.name}`),
     element('span', 'model', (gpu.model || 'unknown model').replace(/^NVIDIA /, '')), memory,
     element('span', 'amount', amount(gpu)));
-  if (gpu.server) button.append(element('span', 'amount', `on ${where(gpu)}`));
+  if (gpu.server) e.append(element('span', 'amount', `on ${where(gpu)}`));
   const holders = gpu.holders || [];
-  button.append(...holders.slice(0, shownHolders).map(holderLine));
-  if (holders.length > shownHolders) button.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
+  e.append(...holders.slice(0, shownHolders).map(holderLine));
+  if (holders.length > shownHolders) e.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
   for (const t of gpu.taints || []) {
-    button.append(element('span', t.effect === 'None' || isReservation(t) || isHold(t) ? 'amount' : 'health', words(t)));
+    e.append(element('span', t.effect === 'None' || isReservation(t) || isHold(t) ? 'amount' : 'health', words(t)));
   }
-  return button;
+  return e;
 }
 
 function holderLine(holder) {
@@ -137,11 +161,17 @@ function segment(gpu, holder) {
   return part;
 }
 
+// states are the filters of GPUs and of workloads.
+const states = { free: isFree, held: isHeld, kept: isKept, sick: isSick };
+const workloadStates = ['waiting', 'cannot start', 'idle', 'starting', 'running'];
+const manyNodes = 50; // are shown one line each, unless somebody selects cards
+const showsRows = () => $('view').value === 'rows' || ($('view').value === '' && nodes.size > manyNodes);
+const showsWorkloads = () => $('view').value === 'workloads';
+
 // keeps reports whether the filters select the GPU.
 function keeps(gpu) {
   const namespace = $('namespace').value;
-  const states = { free: isFree, held: isHeld, kept: isKept, sick: isSick };
-  const inState = states[$('state').value];
+  const inState = !showsWorkloads() && states[$('state').value];
   return (!inState || inState(gpu, nodes.get(gpu.node || gpu.pool))) && (!$('model').value || gpu.model === $('model').value) &&
     [gpu.node || gpu.pool, gpu.server || ''].some((n) => n.includes($('node').value.trim())) &&
     (!namespace || (gpu.holders || []).some((h) => h.namespace === namespace));
@@ -155,13 +185,16 @@ function draw(name) {
     section = element('section', 'node');
     section.setAttribute('aria-label', `${isNode(node) ? 'Node' : 'Pool'} ${name}`);
     sections.set(name, section);
+    onScreen.observe(section);
   }
+  section.name = name;
   const hadFocus = focused && section.contains(focused) ? focused.gpu.name : null;
+  const shown = node.gpus.filter(keeps);
   const title = element('h2', '', name);
   if (node.problem) title.append(element('small', 'problem', node.problem));
-  title.append(element('small', '', sums(node.gpus, () => node)));
+  const of = shown.length === node.gpus.length ? '' : ` (of ${node.gpus.length})`;
+  title.append(element('small', '', sums(shown, () => node) + of));
   const cards = element('div', 'cards');
-  const shown = node.gpus.filter(keeps);
   cards.append(...shown.map(card));
   const active = hadFocus && document.activeElement === focused;
   section.replaceChildren(title, cards);
@@ -174,14 +207,25 @@ function draw(name) {
   return section;
 }
 
+// ordered returns the names of the nodes in the order that is selected.
+function ordered() {
+  const count = { sick: (node) => node.gpus.filter(isSick).length, free: (node) => node.gpus.filter((g) => isFree(g, node)).length };
+  const of = count[$('order').value];
+  const names = [...nodes.keys()].sort();
+  if (!of) return names;
+  const counts = new Map(names.map((n) => [n, of(nodes.get(n))]));
+  return names.sort((a, b) => counts.get(b) - counts.get(a)); // sort is stable
+}
+
 // batch is how many nodes are drawn at once. The first batch fills a screen.
 const batch = 40;
 let drawing = 0; // of the newest drawing of all nodes
 
 // drawAll draws all nodes in order, without blocking the page.
 function drawAll() {
+  $('nodes').classList.toggle('rows', showsRows());
   const current = ++drawing;
-  const names = [...nodes.keys()].sort();
+  const names = ordered();
   for (const [name, section] of sections) {
     if (!nodes.has(name)) {
       section.remove();
@@ -211,22 +255,42 @@ function sums(gpus, nodeOf) {
   const free = gpus.filter((g) => isFree(g, nodeOf(g))).length;
   const kept = gpus.filter(isKept).length;
   const sick = gpus.filter(isSick).length;
-  const total = (of) => size(gpus.reduce((sum, g) => sum + of(g), 0));
+  const total = (of) => {
+    const bytes = gpus.reduce((sum, g) => sum + of(g), 0);
+    return bytes < 2 ** 43 ? size(bytes) : `${(bytes / 2 ** 40).toFixed(1)}Ti`;
+  };
   return `${gpus.length} GPU${gpus.length === 1 ? '' : 's'}, ${unknown ? '?' : free} free` +
     `${kept ? `, ${kept} kept` : ''}${sick ? `, ${sick} sick` : ''}, ${unknown ? '?' : total((g) => g.memory.used)} of ` +
     `${total((g) => g.memory.total)} held`;
 }
 
+// summarize writes the numbers of the header, and says so when nothing is shown.
 function summarize() {
-  const sections = [...nodes.values()];
-  const all = sections.flatMap((n) => n.gpus);
   // A GPU over the network is one of its server's node, which is counted there.
-  const [local, shown] = [all, all.filter(keeps)].map((gpus) => gpus.filter((g) => !g.server));
+  const all = [...nodes.values()].flatMap((n) => n.gpus);
+  const local = all.filter((g) => !g.server);
+  const shown = local.filter(keeps);
   const served = all.filter((g) => g.server && keeps(g)).length;
+  const nodeOf = (g) => nodes.get(g.node || g.pool);
+  const on = new Set(shown.map((g) => g.node || g.pool)).size;
   const of = shown.length === local.length ? '' : ` (of ${local.length})`;
-  const text = `${sums(shown, (g) => nodes.get(g.node || g.pool))}${of}, on ${sections.filter(isNode).length} nodes` +
-    `${served ? `; ${served} over the network` : ''}`;
-  if ($('summary').textContent !== text) $('summary').textContent = text;
+  setText($('summary'), `${sums(shown, nodeOf)}${of}, on ${on} node${on === 1 ? '' : 's'}` +
+    `${served ? `; ${served} over the network` : ''}`);
+  const unknown = local.some((g) => g.memory.used === undefined);
+  const numbers = { '': local.length, free: unknown ? '?' : local.filter((g) => isFree(g, nodeOf(g))).length,
+    sick: local.filter(isSick).length, waiting: pending.filter((p) => !p.node).length };
+  for (const tile of $('tiles').children) {
+    const state = tile.dataset.state;
+    setText(tile.firstChild, `${numbers[state]}`);
+    tile.classList.toggle('alarm', (state === 'sick' || state === 'waiting') && numbers[state] > 0);
+    tile.setAttribute('aria-pressed', $('state').value === state && showsWorkloads() === (state === 'waiting'));
+  }
+  const nothing = showsWorkloads() ? !$('workloads').tBodies[0].rows.length : !shown.length && !served;
+  $('empty').hidden = !nothing;
+  if (!nothing || !complete) return;
+  setText($('empty'), !all.length ? 'No GPU is published. kubectl get pods -A shows whether the plugins of the driver run.' :
+    showsWorkloads() ? 'No workload has GPUs or waits for them, or the filters select none.' :
+      'No GPU matches the filters: Clear shows all.');
 }
 
 // choices updates the models and namespaces of the filters.
@@ -251,42 +315,86 @@ function choices() {
   }
 }
 
-const items = new Map(); // pending claim → its element, with what the server has answered
+// workloads returns the pods and claims that have GPUs or wait for them: what needs somebody first.
+function workloads() {
+  const byKey = new Map();
+  const starting = new Set(pending.filter((p) => p.node).map((p) => `${p.namespace}/${p.name}`));
+  for (const node of nodes.values()) {
+    for (const gpu of node.gpus) {
+      if (gpu.server && gpu.node === undefined) continue;
+      for (const h of gpu.holders || []) {
+        const key = claimOf(h);
+        const w = byKey.get(key) || { namespace: h.namespace, name: key, pods: h.pods || [], has: [], gpus: [], since: h.since,
+          state: 'running', notes: [] };
+        w.has.push(share(h));
+        w.gpus.push(gpu);
+        if (h.problem) [w.state, w.notes] = ['cannot start', [...new Set(w.notes.concat(h.problem))]];
+        else if (w.state === 'running' && w.pods.some((p) => starting.has(`${h.namespace}/${p}`))) w.state = 'starting';
+        else if (w.state === 'running' && h.idleSince) [w.state, w.notes] = ['idle', [`idle since ${time(h.idleSince)}`]];
+        byKey.set(key, w);
+      }
+    }
+  }
+  const waiting = pending.filter((p) => !p.node).map((p) => ({ namespace: p.namespace, name: `${p.namespace}/${p.name}`,
+    pods: p.kind === 'pod' ? [p.name] : [], kind: p.kind, has: p.asks, gpus: [], since: p.created, state: 'waiting', notes: [],
+    pending: p }));
+  const rank = (w) => workloadStates.indexOf(w.state);
+  return [...waiting, ...byKey.values()].sort((a, b) => rank(a) - rank(b) ||
+    String(a.since).localeCompare(String(b.since)) || a.name.localeCompare(b.name));
+}
 
-function drawPending() {
-  const wanted = $('namespace').value;
-  const shown = pending.filter((c) => !wanted || c.namespace === wanted);
-  $('pending').hidden = shown.length === 0;
-  $('pending').querySelector('summary').textContent = `pending claims and pods: ${shown.length}`;
+// shownWorkloads is how many rows the table has at most.
+const shownWorkloads = 1000;
+const rows = new Map(); // pending object → its row, with what the server has answered
+
+function drawWorkloads() {
   const keys = new Set(pending.map(keyOf));
-  for (const [key, item] of items) {
+  for (const [key, row] of rows) {
     if (keys.has(key)) continue;
-    watcher.unobserve(item);
-    visible.delete(item);
-    items.delete(key);
+    watcher.unobserve(row);
+    visible.delete(row);
+    rows.delete(key);
   }
-  const elements = shown.map(pendingItem);
-  const list = $('pending').querySelector('ul');
-  if (list.children.length !== elements.length || elements.some((e, i) => e !== list.children[i])) {
-    list.replaceChildren(...elements);
+  if (!showsWorkloads()) return;
+  const [state, namespace, model, node] = ['state', 'namespace', 'model', 'node'].map((id) => $(id).value.trim());
+  const shown = workloads().filter((w) => (!state || w.state === state) && (!namespace || w.namespace === namespace) &&
+    (!model || w.gpus.some((g) => g.model === model)) && (!node || w.gpus.some((g) => (g.node || g.pool).includes(node))));
+  const elements = shown.slice(0, shownWorkloads).map(workloadRow);
+  if (shown.length > shownWorkloads) {
+    const more = element('tr');
+    more.append(element('td', '', `and ${shown.length - shownWorkloads} more: select a namespace or a state`));
+    elements.push(more);
   }
+  const body = $('workloads').tBodies[0];
+  if (body.rows.length !== elements.length || elements.some((e, i) => e !== body.rows[i])) body.replaceChildren(...elements);
   askReasons();
 }
 
 const keyOf = (c) => `${c.kind} ${c.namespace}/${c.name} ${c.created}`;
 
-function pendingItem(claim) {
-  let item = items.get(keyOf(claim));
-  if (item) return item;
-  item = element('li', '', `${claim.kind} ${claim.namespace}/${claim.name}, since ` +
-    `${new Date(claim.created).toLocaleString()}, asks for ${claim.asks.join(', ')}`);
-  item.append(element('p', 'reason', '…'));
-  item.claim = claim;
-  item.asked = -Infinity;
-  items.set(keyOf(claim), item);
-  watcher.observe(item);
-  return item;
+function workloadRow(w) {
+  const known = w.pending && rows.get(keyOf(w.pending));
+  if (known) return known;
+  const row = element('tr');
+  const kinds = { waiting: 'waiting', 'cannot start': 'broken', idle: 'idle', starting: 'starting' };
+  const pods = w.pods.length && !w.pending ? `${w.name}: ${w.pods.join(', ')}` : `${w.kind || 'claim'} ${w.name}`;
+  const links = element('td');
+  w.gpus.forEach((g) => links.append(button('link', keyOfGPU(g), () => open(g)), ' '));
+  row.append(element('td', `state ${kinds[w.state] || ''}`, w.state), element('td', '', pods),
+    element('td', '', [...new Set(w.has)].join(', ')), links, element('td', '', useText(w)), element('td', 'since', time(w.since)));
+  for (const note of w.notes) row.cells[1].append(element('p', 'reason', note));
+  labelCells(row, ['State', 'Workload', 'Has or asks for', 'GPU', 'Use', 'Since']);
+  if (!w.pending) return row;
+  row.cells[1].append(element('p', 'reason', '…'));
+  row.claim = w.pending;
+  row.asked = -Infinity;
+  rows.set(keyOf(w.pending), row);
+  watcher.observe(row);
+  return row;
 }
+
+// labelCells gives cells the heads of their columns, for narrow screens, which do not show the head.
+const labelCells = (row, heads) => [...row.cells].forEach((c, i) => { c.dataset.label = heads[i]; });
 
 // Why claims wait is only asked for those that can be seen, one at a time, and again when the answer is old.
 const visible = new Set();
@@ -318,47 +426,62 @@ async function askReasons() {
   asking = false;
 }
 
-// shownColours is how many namespaces the legend has.
-const shownColours = 20;
+// shownColors is how many namespaces the legend has.
+const shownColors = 20;
 
-// drawLegend shows the colours of namespaces. Those of claims are too many.
+// drawLegend shows the colors of namespaces. Those of claims are too many.
 function drawLegend() {
   const names = byClaim() ? [] : [...$('namespace').options].slice(1).map((o) => o.value);
-  const entries = names.slice(0, shownColours).map((name) => {
+  const entries = names.slice(0, shownColors).map((name) => {
     const entry = element('li', '', name);
-    const colour = element('i');
-    paint(colour, name);
-    entry.prepend(colour);
+    const color = element('i');
+    paint(color, name);
+    entry.prepend(color);
     return entry;
   });
-  if (names.length > shownColours) entries.push(element('li', '', `and ${names.length - shownColours} more`));
+  if (names.length > shownColors) entries.push(element('li', '', `and ${names.length - shownColors} more`));
   $('legend').replaceChildren(...entries);
+}
+
+// A pool is incomplete for a moment whenever its slices change.
+const settles = 3000; // milliseconds
+const missing = new Map(); // what is missing → since when
+let problems = [];
+
+function drawMissing() {
+  const now = performance.now();
+  for (const p of missing.keys()) if (!problems.includes(p)) missing.delete(p);
+  for (const p of problems) if (!missing.has(p)) missing.set(p, now);
+  const isNew = (p) => p.includes(' slices of the pool ') && now - missing.get(p) < settles;
+  const shown = problems.filter((p) => !isNew(p));
+  if (shown.length < problems.length) setTimeout(drawMissing, settles);
+  $('unread').hidden = shown.length === 0;
+  const list = $('unread').querySelector('ul');
+  if ([...list.children].map((e) => e.textContent).join('\n') !== shown.join('\n')) { // a change is read aloud
+    list.replaceChildren(...shown.map((p) => element('li', '', p)));
+  }
 }
 
 // receive applies a message of the server.
 function receive(message) {
+  complete = true;
   for (const [name, node] of Object.entries(message.nodes || {})) {
     if (node) nodes.set(name, node);
     else nodes.delete(name);
   }
   if (message.pending) pending = message.pending;
-  const problems = message.unread;
-  if (problems) {
-    $('unread').hidden = problems.length === 0;
-    const list = $('unread').querySelector('ul');
-    if ([...list.children].map((e) => e.textContent).join('\n') !== problems.join('\n')) { // a change is read aloud
-      list.replaceChildren(...problems.map((p) => element('li', '', p)));
-    }
-  }
+  if (message.unread) problems = message.unread;
+  drawMissing();
   choices();
   drawLegend();
-  drawPending();
+  drawWorkloads();
   const names = Object.keys(message.nodes || {});
   if (message.full || names.some((n) => !nodes.has(n) || !sections.has(n))) drawAll();
   else {
     names.forEach(draw);
     summarize();
   }
+  if ($('details').open) follow();
 }
 
 // focusable makes a card the one that the Tab key reaches.
@@ -393,24 +516,183 @@ function step(key, from) {
   }
 }
 
+let opened = ''; // the GPU of the dialog: NODE/NAME
+
+// open shows a GPU in the dialog.
+function open(gpu) {
+  opened = keyOfGPU(gpu);
+  show(gpu);
+  if (!$('details').open) $('details').showModal();
+  writeAddress();
+  askUse();
+}
+
+const find = (key) => [...nodes.values()].flatMap((n) => n.gpus).find((g) => keyOfGPU(g) === key);
+
+// follow keeps the dialog as the GPU is.
+function follow() {
+  const gpu = find(opened);
+  if (gpu) show(gpu);
+  else setText($('details-title'), `${opened} is not published any more`);
+}
+
 function show(gpu) {
-  $('details-title').textContent = `${gpu.name} on ${where(gpu)}`;
+  setText($('details-title'), `${gpu.name} on ${where(gpu)}`);
   const used = (a, unit) => (a.used === undefined ? 'unknown' : `${unit(a.used)} of ${unit(a.total)}`);
   const rows = [['Model', gpu.model], ['UUID', gpu.uuid], ['Driver', gpu.driver],
-    ['Compute capability', gpu.computeCapability], ['Memory', used(gpu.memory, size)],
-    ['Cores', used(gpu.cores, (n) => `${n}%`)], ['Node', gpu.nodeProblem],
+    ['Compute capability', gpu.computeCapability], ['Memory', `${used(gpu.memory, size)} held`],
+    ['Cores', `${used(gpu.cores, (n) => `${n}%`)} held`], ['Node', gpu.nodeProblem], ['Sharing', gpu.sharing],
     ['Taints', (gpu.taints || []).map((t) => `${words(t)} (${taintOf(t)})`).join(', ') || 'none'],
     ['Partitions', (gpu.partitions || []).map((p) => `${p.name}${p.free ? ' (free)' : ''}`).join(', ') || 'none']];
+  const remedies = (gpu.taints || []).filter((t) => t.remedy).map((t) => element('p', '', t.remedy));
+  $('remedies').replaceChildren(...remedies);
   $('details').querySelector('dl').replaceChildren(...rows.filter((r) => r[1])
     .flatMap(([k, v]) => [element('dt', '', k), element('dd', '', v)]));
   $('details').querySelector('tbody').replaceChildren(...(gpu.holders || []).map((h) => {
     const tr = element('tr');
+    const idle = h.idleSince ? `idle since ${time(h.idleSince)}` : '';
     tr.append(...[claimOf(h), h.device, size(h.memory), h.cores ? `${h.cores}%` : 'no limit', (h.pods || []).join(', '),
-      h.since ? new Date(h.since).toLocaleString() : '', h.problem || idle(h)].map((text) => element('td', '', text)));
+      time(h.since), h.problem || idle].map((text) => element('td', '', text)));
+    labelCells(tr, ['Claim', 'Device', 'Memory', 'Cores', 'Pods', 'Since', 'Problem']);
     return tr;
   }));
   $('details').querySelector('table').hidden = !(gpu.holders || []).length;
-  $('details').showModal();
+  const commands = [`kubectl gpu describe ${keyOfGPU(gpu)}`, `kubectl gpu top -A ${keyOfGPU(gpu)}`,
+    ...(gpu.node ? [`kubectl describe node ${gpu.node}`] : [])];
+  $('commands').replaceChildren(...commands.map((c) => {
+    const item = element('li');
+    item.append(element('code', '', c), button('', 'Copy', () => navigator.clipboard.writeText(c)));
+    return item;
+  }));
+  showUse(gpu);
+}
+
+// Use is asked for of the nodes that can be seen, and of the GPU of the dialog. The last hour is kept here.
+const useAge = 15000; // milliseconds between two questions
+const samples = 240; // an hour
+const history = new Map(); // UUID → [{at, busy, memory}], the oldest first
+let uses = []; // of the last answer
+let useError = '';
+const seenNodes = new Set();
+const shownNodes = 40; // are asked at once
+
+const onScreen = new IntersectionObserver((entries) => {
+  for (const e of entries) {
+    if (e.isIntersecting) seenNodes.add(e.target.name);
+    else seenNodes.delete(e.target.name);
+  }
+});
+
+let askingUse = false;
+
+async function askUse() {
+  if (askingUse || document.hidden) return;
+  const names = new Set([...seenNodes].filter((n) => nodes.has(n)).slice(0, shownNodes));
+  if ($('details').open) names.add(opened.split('/')[0]);
+  if (showsWorkloads()) workloads().slice(0, shownNodes).flatMap((w) => w.gpus).forEach((g) => names.add(g.node));
+  if (!names.size) return;
+  askingUse = true;
+  try {
+    const response = await fetch(`use?${new URLSearchParams([...names].map((n) => ['node', n]))}`);
+    if (!response.ok) throw new Error((await response.text()).trim());
+    const answer = await response.json();
+    uses = uses.filter((u) => !names.has(u.node)).concat(answer.uses || []);
+    useError = answer.error || '';
+    sample(answer.uses || []);
+  } catch (e) {
+    useError = e.message;
+  }
+  askingUse = false;
+  if ($('details').open && find(opened)) showUse(find(opened));
+  drawWorkloads();
+}
+
+// sample adds the sums of each GPU to its history.
+function sample(all) {
+  const byGPU = new Map();
+  for (const u of all) {
+    const sum = byGPU.get(u.uuid) || { at: Date.now(), busy: 0, memory: 0 };
+    sum.busy += u.utilization || 0;
+    sum.memory += u.memoryUsed || 0;
+    byGPU.set(u.uuid, sum);
+  }
+  for (const [uuid, sum] of byGPU) history.set(uuid, (history.get(uuid) || []).concat(sum).slice(-samples));
+}
+
+const useWords = (u) => `${u.utilization === undefined ? '?' : u.utilization}% busy, ` +
+  `${u.memoryUsed === undefined ? '?' : size(u.memoryUsed)}${u.memoryRequested ? ` of ${size(u.memoryRequested)}` : ''}`;
+
+// useText is what the pods of a workload use of its GPUs.
+function useText(w) {
+  const uuids = new Set(w.gpus.map((g) => g.uuid));
+  return [...new Set(uses.filter((u) => uuids.has(u.uuid) && u.namespace === w.namespace && w.pods.includes(u.pod)).map(useWords))]
+    .join('; ');
+}
+
+// showUse shows what containers use of the GPU, now and in the last hour.
+function showUse(gpu) {
+  const parts = uses.filter((u) => u.uuid === gpu.uuid)
+    .map((u) => element('p', '', `${u.namespace}/${u.pod}, container ${u.container}: ${useWords(u)}`));
+  if (useError) parts.push(element('p', 'reason', useError));
+  if (!parts.length) parts.push(element('p', 'reason', (gpu.holders || []).length ? '…' : 'nobody has this GPU'));
+  $('use').querySelector('div').replaceChildren(...parts);
+  chart(history.get(gpu.uuid) || []);
+}
+
+// chart draws how busy a GPU was.
+function chart(past) {
+  const figure = $('use').querySelector('figure');
+  figure.hidden = past.length < 2;
+  if (figure.hidden) return;
+  const [first, last] = [past[0].at, past[past.length - 1].at];
+  const points = past.map((p) => `${(100 * (p.at - first)) / (last - first || 1)},${100 - Math.min(100, p.busy)}`);
+  figure.querySelector('polyline').setAttribute('points', points.join(' '));
+  figure.querySelector('svg').setAttribute('aria-label', `percent: ${past.slice(-12).map((p) => p.busy).join(', ')}`);
+  setText(figure.firstElementChild, `Busy in the last ${Math.ceil((Date.now() - first) / 60000)} min, ` +
+    `up to ${Math.max(...past.map((p) => p.busy))}%`);
+}
+
+// The address has the filters and the GPU that is open, so that what is shown can be linked to.
+const inAddress = ['view', 'state', 'node', 'namespace', 'model', 'order', 'colors'];
+
+function writeAddress() {
+  const values = inAddress.map((id) => [id, $(id).value]);
+  if ($('details').open) values.push(['gpu', opened]);
+  window.history.replaceState(null, '', `#${new URLSearchParams(values.filter((v) => v[1]))}`);
+}
+
+function readAddress() {
+  const values = new URLSearchParams(window.location.hash.slice(1));
+  $('view').value = values.get('view') || '';
+  viewChanged();
+  for (const id of inAddress) {
+    const value = values.get(id) || '';
+    if ($(id).options && ![...$(id).options].some((o) => o.value === value)) $(id).append(new Option(value, value));
+    $(id).value = value;
+  }
+  opened = values.get('gpu') || '';
+}
+
+function openFromAddress() {
+  const gpu = opened && find(opened);
+  if (gpu) open(gpu);
+}
+
+// viewChanged shows what is selected, with the states that it has.
+function viewChanged() {
+  $('gpus').hidden = showsWorkloads();
+  $('workloads').hidden = !showsWorkloads();
+  const old = $('state').value;
+  const names = showsWorkloads() ? workloadStates : Object.keys(states);
+  $('state').replaceChildren($('state').options[0], ...names.map((n) => new Option(n, n)));
+  $('state').value = names.includes(old) ? old : '';
+}
+
+function filtersChanged() {
+  writeAddress();
+  drawWorkloads();
+  drawAll();
+  drawLegend();
 }
 
 $('nodes').addEventListener('keydown', (event) => {
@@ -421,25 +703,61 @@ $('nodes').addEventListener('keydown', (event) => {
   focusable(to, true);
 });
 $('nodes').addEventListener('click', (event) => {
-  const button = event.target.closest('.gpu');
-  if (!button) return;
-  focusable(button, false);
-  show(button.gpu);
+  const clicked = event.target.closest('.gpu');
+  if (!clicked) return;
+  focusable(clicked, false);
+  open(clicked.gpu);
 });
 // The card that had the focus may have been drawn again.
-$('details').addEventListener('close', () => { if (focused) focused.focus({ preventScroll: true }); });
-$('filters').addEventListener('submit', (event) => event.preventDefault());
-$('filters').addEventListener('input', () => {
-  drawAll();
-  drawLegend();
-  drawPending();
+$('details').addEventListener('close', () => {
+  writeAddress();
+  if (focused) focused.focus({ preventScroll: true });
 });
+$('filters').addEventListener('submit', (event) => event.preventDefault());
+$('filters').addEventListener('input', (event) => {
+  if (event.target === $('view')) viewChanged();
+  filtersChanged();
+});
+$('clear').addEventListener('click', () => {
+  for (const id of ['state', 'node', 'namespace', 'model']) $(id).value = '';
+  filtersChanged();
+});
+$('tiles').addEventListener('click', (event) => {
+  const tile = event.target.closest('button');
+  if (!tile) return;
+  const wanted = tile.dataset.state;
+  if (showsWorkloads() !== (wanted === 'waiting')) $('view').value = wanted === 'waiting' ? 'workloads' : '';
+  viewChanged();
+  $('state').value = wanted;
+  filtersChanged();
+});
+window.addEventListener('hashchange', () => {
+  readAddress();
+  filtersChanged();
+  openFromAddress();
+});
+$('more').open = window.matchMedia('(min-width: 601px)').matches; // else somebody opens it
+readAddress();
+setInterval(askUse, useAge);
 
+let lost = ''; // since when
 const events = new EventSource('events');
-events.onopen = () => { $('connection').textContent = 'live'; };
-events.onerror = () => { $('connection').textContent = 'not connected: is kubectl gpu ui still running?'; };
+events.onopen = () => {
+  lost = '';
+  document.body.classList.remove('stale');
+  setText($('connection'), 'live');
+};
+events.onerror = () => {
+  lost ||= new Date().toTimeString().slice(0, 8);
+  document.body.classList.add('stale');
+  setText($('connection'), `not connected since ${lost}; what is shown is old: is kubectl gpu ui still running?`);
+};
 events.onmessage = (event) => {
   const message = JSON.parse(event.data);
   if (message.full) nodes.clear();
+  const first = !complete;
   receive(message);
+  if (!first) return;
+  openFromAddress();
+  setTimeout(askUse, 1000); // when the nodes on the screen are known
 };
