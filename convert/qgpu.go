@@ -65,8 +65,7 @@ func (r elasticReader) read() *gpuRequest {
 	return &gpuRequest{Claim: claim}
 }
 
-// existingClaim returns the name of the container's ElasticGPUClaim. `convert -f` makes a ResourceClaim of the same
-// name.
+// existingClaim returns the name of the container's ElasticGPUClaim, which is that of a ResourceClaim here.
 func (r elasticReader) existingClaim() string {
 	var claim string
 	for _, prefix := range elasticClaimPrefixes {

@@ -167,7 +167,8 @@ func (r fusionReader) selectGPU(request *gpuRequest) {
 		r.refuseAnnotation(fusionVendor, "must be NVIDIA")
 	}
 	if r.annotated(fusionLocal) && !r.annotatedBool(fusionLocal) {
-		r.warn("%s: the GPU is on the pod's own node; there are no remote GPUs", fusionLocal)
+		r.warn("%s: the GPU is on the pod's own node; for one of another node, ask for the class "+
+			"remote.gpu.nvidia.com", fusionLocal)
 	}
 }
 

@@ -39,7 +39,7 @@ func (r vgpuReader) share(n vgpuNames) *gpuRequest {
 	request := &gpuRequest{Count: count, Memory: memory, Cores: cores}
 	switch {
 	case memory != 0 && percentage != 0:
-		r.warn("%s is ignored beside %s, as before", n.percentage, n.memory)
+		r.warn("%s is ignored beside %s, as the older system does", n.percentage, n.memory)
 	case memory == 0 && percentage != 0 && percentage < 100:
 		request.MemoryShare = float64(percentage) / 100
 	case memory == 0 && r.has(n.percentage) && percentage == 0:

@@ -192,7 +192,7 @@ func (d *device) setConfigCalls() {
 	d.GetFieldValuesFunc = d.fieldValues
 }
 
-// licensableFeatures has the expiry of a licence only while there is one.
+// licensableFeatures has the expiry of a license only while there is one.
 func licensableFeatures(l hwprofile.License) nvml.GridLicensableFeatures {
 	var out nvml.GridLicensableFeatures
 	if l.Product == "" {

@@ -88,7 +88,7 @@ type GPU struct {
 	Memory     uint64         `json:"memory"`
 	MIG        MIG            `json:"mig"`
 	MPSLimits  bool           `json:"mpsLimits"`
-	// VGPULicense is the licence of a vGPU; empty: it is none, or nothing is known.
+	// VGPULicense is the license of a vGPU; empty: it is none, or nothing is known.
 	VGPULicense string            `json:"vgpuLicense"`
 	Nodes       []string          `json:"deviceNodes"`
 	Unanswered  map[string]string `json:"unanswered"`

@@ -72,20 +72,20 @@ func TestVGPUs(t *testing.T) {
 	var out bytes.Buffer
 	must(t, check.Run(newTestNode(t, p).config).Print(&out))
 	_, section, _ := strings.Cut(out.String(), "\nVirtual machines\n")
-	for _, want := range []string{"vGPU: 4x A16-4Q of 4096 MiB\n", "needs a licence of NVIDIA's vGPU software\n"} {
+	for _, want := range []string{"vGPU: 4x A16-4Q of 4096 MiB\n", "needs a license of NVIDIA's vGPU software\n"} {
 		if !strings.Contains(section, want) {
 			t.Errorf("got %s, want %s in it", section, want)
 		}
 	}
 }
 
-func TestLicenceOfAVGPU(t *testing.T) {
+func TestLicenseOfAVGPU(t *testing.T) {
 	p, err := simulator.BuiltIn("vgpu-guest")
 	must(t, err)
 	n := newTestNode(t, p)
 	for _, row := range []struct {
 		state             hwprofile.Switch
-		problems, licence string
+		problems, license string
 	}{
 		{hwprofile.Enabled, "", "licensed, NVIDIA RTX Virtual Workstation, until 2027-06-30T12:00:00Z"},
 		{hwprofile.Disabled, "vgpu-unlicensed", "unlicensed, NVIDIA RTX Virtual Workstation"},
@@ -95,9 +95,9 @@ func TestLicenceOfAVGPU(t *testing.T) {
 		if got := problems(r); got != row.problems {
 			t.Errorf("got the problems %q, want %q", got, row.problems)
 		}
-		if got := r.GPUs[0]; got.VGPULicense != row.licence || got.MPSLimits {
-			t.Errorf("got the licence %q and MPS limits %t, want %q, none", got.VGPULicense, got.MPSLimits,
-				row.licence)
+		if got := r.GPUs[0]; got.VGPULicense != row.license || got.MPSLimits {
+			t.Errorf("got the license %q and MPS limits %t, want %q, none", got.VGPULicense, got.MPSLimits,
+				row.license)
 		}
 	}
 }

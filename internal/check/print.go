@@ -97,7 +97,7 @@ func (p *printer) gpu(g GPU) {
 	p.row("memory", fmt.Sprintf("%d MiB", g.Memory>>20))
 	p.row("MPS limits", yes(g.MPSLimits))
 	if g.VGPULicense != "" {
-		p.row("vGPU licence", g.VGPULicense)
+		p.row("vGPU license", g.VGPULicense)
 	}
 	if g.MIG.Capable {
 		p.row("MIG mode", fmt.Sprintf("%s; %s", map[bool]string{true: "on", false: "off"}[g.MIG.Enabled],
@@ -126,7 +126,7 @@ func (p *printer) virtualMachines(all []Passthrough) {
 	has := func(g Passthrough) bool { return len(g.VGPUs) > 0 }
 	switch {
 	case slices.ContainsFunc(all, has):
-		p.row("vGPUs", "the guest needs a licence of NVIDIA's vGPU software")
+		p.row("vGPUs", "the guest needs a license of NVIDIA's vGPU software")
 	case len(all) > 0:
 		p.row("vGPUs", "none: the kernel shows no types. It does with NVIDIA's driver for hosts of vGPUs, on models "+
 			"that have them, and from Ampere on once virtual functions are enabled (sriov-manage -e)")

@@ -55,7 +55,7 @@ var (
 		Remedy: "let it be used as a whole, or in replicas (sharing: exclusive, replicated): MPS limits shares from " +
 			"Volta on"}
 	vgpuUnlicensed = host.ProblemKind{ID: "vgpu-unlicensed", Severity: host.Warning,
-		Remedy: "check the licence server, and the log of nvidia-gridd on the node (nvidia-smi -q shows the state): " +
+		Remedy: "check the license server, and the log of nvidia-gridd on the node (nvidia-smi -q shows the state): " +
 			"20 minutes after its start, an unlicensed machine has a slow GPU"}
 	noHook = host.ProblemKind{ID: "no-cdi-hook", Severity: host.Warning,
 		Remedy: "nothing on the node itself: the driver's image brings it; elsewhere name it (--cdi-hook)"}

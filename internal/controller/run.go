@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs and exports
-// metrics. Pods do not depend on it: without it, claims work as written.
+// metrics. Pods that run do not depend on it. While no replica answers, claims with a configuration are not admitted,
+// nor are any claims of namespaces with a GPUQuota.
 //
 // Each feature has a package. This one runs them, with the certificate and the lease that they share.
 package controller

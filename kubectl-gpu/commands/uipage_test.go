@@ -171,7 +171,8 @@ func TestPage(t *testing.T) {
 	b.eval(t, "(document.getElementById('state').value = '', "+
 		"document.getElementById('state').dispatchEvent(new Event('input', {bubbles: true})))")
 	b.wait(t, workload+".length", "6")
-	same("what runs", workload+".slice(2).map((r) => [0, 1, 2, 3].map((i) => r.cells[i].innerText.trim()).join('|')).join()",
+	same("what runs", workload+".slice(2).map((r) => [0, 1, 2, 3].map((i) => r.cells[i].innerText.trim()).join('|'))"+
+		".join()",
 		`"running|\u003cweb\u003e/serve: pod-serve|6Gi|a/gpu-3b-00-0,running|ml/small: pod-small|1g.10gb|b/gpu-43-00-0,`+
 			`running|ml/train: pod-train|5Gi|a/gpu-3b-00-0,running|ml/whole: pod-whole|all of it|b/gpu-1b-00-0"`)
 	same("the GPUs are hidden", "document.getElementById('gpus').checkVisibility()", "false")

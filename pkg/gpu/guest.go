@@ -10,12 +10,12 @@ type Guest struct {
 	License    License `json:",omitzero"`
 }
 
-// String is for people: "host driver 580.95.05, licence: licensed".
+// String is for people: "host driver 580.95.05, license: licensed".
 func (g *Guest) String() string {
-	return "host driver " + g.HostDriver + ", licence: " + g.License.String()
+	return "host driver " + g.HostDriver + ", license: " + g.License.String()
 }
 
-// License is the licence of a vGPU. The zero value: nothing is known.
+// License is the license of a vGPU. The zero value: nothing is known.
 type License struct {
 	State   LicenseState `json:",omitempty"`
 	Product string       `json:",omitempty"` // "NVIDIA RTX Virtual Workstation"
@@ -25,7 +25,7 @@ type License struct {
 // LicenseState is published in the attribute "vgpuLicense".
 type LicenseState string
 
-// The states of a licence.
+// The states of a license.
 const (
 	LicenseUnknown LicenseState = ""
 	Licensed       LicenseState = "licensed"

@@ -56,7 +56,7 @@ type Health struct {
 	FabricUnknown bool
 	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.
 	Slowdown string
-	// License is the state of the licence of a vGPU.
+	// License is the state of the license of a vGPU.
 	License LicenseState
 	// ComputeMode is the present mode. If a claim holds the GPU, Claimed, it may be the claim's.
 	ComputeMode ComputeMode

@@ -39,7 +39,7 @@ type Type struct {
 var AllTypes = []Type{
 	{gpu.TypeGPU, "a whole physical GPU, named after its place on the PCI bus (with the domain in front when that is " +
 		"not 0); the name survives reboots"},
-	{gpu.TypeMIG, "a part of a GPU with hardware walls, which exists, or which the driver makes when a claim gets " +
+	{gpu.TypeMIG, "a part of a GPU that hardware isolates, which exists, or which the driver makes when a claim gets " +
 		"it; named after the GPU, the MIG profile and the memory slice where it begins"},
 	{gpu.TypeVFIO, "a whole physical GPU for a virtual machine, bound to vfio-pci; named after the GPU; nobody can " +
 		"have the GPU in another shape at the same time"},

@@ -14,12 +14,12 @@ func (c GPU) License() hwprofile.Answer[hwprofile.License] {
 	return c.Calls.GetGridLicensableFeatures.With(l)
 }
 
-// SetLicense gives the vGPU its licence, or takes it.
+// SetLicense gives the vGPU its license, or takes it.
 func (n *Node) SetLicense(which string, licensed hwprofile.Switch) error {
 	return n.change(which, func(c GPU, s *GPUState) error {
 		l, e := c.Calls.GetGridLicensableFeatures.Get()
 		if e != "" || l.Product == "" {
-			return refuse(hwprofile.NotSupported, "%s is no vGPU, and needs no licence", c.Name)
+			return refuse(hwprofile.NotSupported, "%s is no vGPU, and needs no license", c.Name)
 		}
 		if s.License = &licensed; licensed == l.Licensed {
 			s.License = nil

@@ -168,12 +168,12 @@ func licenseCommand(dir *string) *cobra.Command {
 	states := map[string]hwprofile.Switch{"licensed": hwprofile.Enabled, "unlicensed": hwprofile.Disabled}
 	return &cobra.Command{
 		Use:   "license GPU licensed|unlicensed",
-		Short: "Give a vGPU its licence, or take it",
+		Short: "Give a vGPU its license, or take it",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			state, ok := states[args[1]]
 			if !ok {
-				return fmt.Errorf("licence %q: want licensed or unlicensed", args[1])
+				return fmt.Errorf("license %q: want licensed or unlicensed", args[1])
 			}
 			n, err := node.Attach(*dir)
 			if err != nil {

@@ -38,7 +38,7 @@ func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition)
 	}
 	klog.FromContext(ctx).Info("Health of GPU", "uuid", c.GPU, "cause", c.Cause, "active", c.Active(), "effect",
 		rule.Effect, "recovery", rule.Recovery, "message", text)
-	// Users of a new machine wait for its licence.
+	// Users of a new machine wait for its license.
 	if !c.Active() && rule.Effect == health.EffectNone && c.Cause != health.VGPUUnlicensed {
 		return
 	}

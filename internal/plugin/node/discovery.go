@@ -183,7 +183,7 @@ func withRemoved(inv inventory.Inventory, all []removedPartition) inventory.Inve
 	return inv
 }
 
-// withoutTransientState clears the fields that change with every claim, or with every renewal of a licence, so that
+// withoutTransientState clears the fields that change with every claim, or with every renewal of a license, so that
 // they do not make inventories differ.
 func withoutTransientState(inv inventory.Inventory) inventory.Inventory {
 	inv = slices.Clone(inv)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
-// From NVML in a guest to what is published, also when the licence comes and goes.
+// From NVML in a guest to what is published, also when the license comes and goes.
 func TestVGPU(t *testing.T) {
 	l, sim := simulated(t, "vgpu-guest")
 	published := func(when, want string, events ...string) {
@@ -51,7 +51,7 @@ func TestVGPU(t *testing.T) {
 	uuid := func() gpu.UUID { d, _ := l.Inventory().Find("gpu-06-00-0"); return d.UUID }
 	const licensed = `vgpu=true license="licensed" host=580.95.2 sharing=exclusive`
 	const unlicensed = `vgpu=true license="unlicensed" host=580.95.2 sharing=exclusive`
-	published("with a licence", licensed)
+	published("with a license", licensed)
 	license(hwprofile.Disabled)
 	about := fmt.Sprintf("GPUNotice: GPU gpu-06-00-0 (NVIDIA L40S-24Q, %s): VGPUUnlicensed", uuid())
 	published("without one", unlicensed, "Normal "+about)

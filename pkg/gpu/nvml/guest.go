@@ -26,7 +26,7 @@ func (s *session) guest(handle nvmllib.Device, at gpu.PCIAddress) *gpu.Guest {
 	return &gpu.Guest{HostDriver: passthrough.Bus{Sysfs: s.config.Sysfs}.HostDriver(at), License: s.license(handle)}
 }
 
-// license returns the licence of a vGPU. NVML says whether there is one, and not whether the vGPU is slowed down
+// license returns the license of a vGPU. NVML says whether there is one, and not whether the vGPU is slowed down
 // already. Drivers before R470 do not have the call.
 func (s *session) license(handle nvmllib.Device) gpu.License {
 	if !s.has("nvmlDeviceGetGridLicensableFeatures_v4") {
@@ -39,7 +39,7 @@ func (s *session) license(handle nvmllib.Device) gpu.License {
 	return LicenseOf(all)
 }
 
-// LicenseOf returns the licence of the first feature that is enabled. The zero value: the machine needs no licences.
+// LicenseOf returns the license of the first feature that is enabled. The zero value: the machine needs no licenses.
 func LicenseOf(all nvmllib.GridLicensableFeatures) gpu.License {
 	if all.IsGridLicenseSupported == 0 {
 		return gpu.License{}

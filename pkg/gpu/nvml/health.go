@@ -35,7 +35,7 @@ func (m *Machine) Recheck(id gpu.UUID) {
 // withHealth returns r with the health of the GPU, which is asked for every healthPeriod, and after Recheck.
 func (s *session) withHealth(handle nvmllib.Device, r discovered) discovered {
 	if time.Since(r.checked) >= healthPeriod || r.recheck.After(r.health.At) {
-		r.device.Guest = s.guest(handle, r.device.PCI) // the licence may come later
+		r.device.Guest = s.guest(handle, r.device.PCI) // the license may come later
 		r.health, r.checked = s.health(handle, r.device), time.Now()
 	}
 	return r
