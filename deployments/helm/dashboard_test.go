@@ -3,9 +3,13 @@
 package helm_test
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -117,6 +121,54 @@ func scraped(t *testing.T) series {
 	return known
 }
 
+// Prometheus' own engine runs the panels on what is scraped: test/alerts, which is a module of its own.
+func TestScrapeForTheEngine(t *testing.T) {
+	const file = "../../test/alerts/testdata/scrape.txt"
+	known := scraped(t)
+	var lines []string
+	for name, labels := range known {
+		steps := "1x41"
+		if regexp.MustCompile("_(total|bucket|sum|count)$").MatchString(name) {
+			steps = "0+1x41"
+		}
+		for _, one := range combinations(labels) {
+			lines = append(lines, name+"{"+one+"} "+steps+"\n")
+		}
+	}
+	slices.Sort(lines)
+	text := strings.Join(lines, "")
+	if *update {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if read(t, file) != text {
+		t.Errorf("%s is out of date: go test ./deployments/helm -update", file)
+	}
+}
+
+// combinations returns as many sets of labels as the label with the most values has values: each value occurs.
+func combinations(labels map[string][]string) []string {
+	most := 1
+	for _, values := range labels {
+		most = max(most, len(values))
+	}
+	var all []string
+	for i := range most {
+		var one []string
+		for _, label := range slices.Sorted(maps.Keys(labels)) {
+			value := cmp.Or(labels[label][i%len(labels[label])], "x")
+			if label == "le" {
+				value = "+Inf"
+			}
+			one = append(one, fmt.Sprintf("%s=%q", label, value))
+		}
+		all = append(all, strings.Join(one, ","))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // webhooks are those that controller-runtime counts already: it does for all of the process.
 var webhooks []string
 
@@ -198,9 +250,9 @@ func dashboard(t *testing.T) []ask {
 		}
 		var board struct {
 			Panels []struct {
-				ID      int
-				Title   string
-				Targets []struct{ Expr, LegendFormat string }
+				ID                       int
+				Type, Title, Description string
+				Targets                  []struct{ Expr, LegendFormat string }
 			}
 			Templating struct {
 				List []struct{ Type, Definition string }
@@ -216,6 +268,9 @@ func dashboard(t *testing.T) []ask {
 				t.Errorf("panel %q: another one has the id %d", panel.Title, panel.ID)
 			}
 			ids[panel.ID] = true
+			if panel.Type != "row" && panel.Description == "" {
+				t.Errorf("panel %q has no description", panel.Title)
+			}
 			for _, target := range panel.Targets {
 				asked = append(asked, ask{target.Expr, target.LegendFormat})
 			}

@@ -248,16 +248,22 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-// Prometheus can parse every expression of the dashboard.
+// Every expression of the dashboard has a result on what is scraped of the plugins and the controller.
 func TestDashboard(t *testing.T) {
+	scrape, err := os.ReadFile("testdata/scrape.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := queryFunc(t, strings.Split(strings.TrimSpace(string(scrape)), "\n"))
 	all := panels(t)
 	if len(all) < 20 {
 		t.Fatalf("the dashboard has %d panels with expressions", len(all))
 	}
 	for title, exprs := range all {
 		for _, expr := range exprs {
-			if _, err := parser.NewParser(parser.Options{}).ParseExpr(expr); err != nil {
-				t.Errorf("%s: %s: %v", title, expr, err)
+			vector, err := query(t.Context(), expr, time.Unix(0, 0).Add(20*time.Minute))
+			if err != nil || len(vector) == 0 {
+				t.Errorf("%s: %s: got %v, %v, want a result", title, expr, vector, err)
 			}
 		}
 	}
