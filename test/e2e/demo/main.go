@@ -74,11 +74,12 @@ func run(ctx context.Context, c config) error {
 	var s summary
 	for _, demo := range selected {
 		fmt.Printf("\n== %s\n", demo.Name)
+		begun := time.Now()
 		lines, err := c.show(ctx, cluster, demo, all)
 		for _, line := range lines {
 			fmt.Println(line)
 		}
-		s.add(demo.Name, err)
+		s.add(demo, time.Since(begun), err)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

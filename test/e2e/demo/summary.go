@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"text/tabwriter"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/demos"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -16,12 +18,21 @@ var errSkipped = errors.New("skipped")
 
 // summary is what is said after the last demo, where one looks first.
 type summary struct {
+	rows                      []string // of the table: a demo, seconds, the result, what it shows
 	ran, skipped              int
 	different, stuck, trouble []string // a line for each demo: its name, and why
 }
 
-// add counts a demo that ended with the error.
-func (s *summary) add(name string, err error) {
+// add counts a demo that took so long and ended with the error.
+func (s *summary) add(demo demos.Demo, took time.Duration, err error) {
+	result := "WRONG"
+	switch {
+	case err == nil:
+		result = "right"
+	case errors.Is(err, errSkipped):
+		result = "skipped"
+	}
+	s.rows = append(s.rows, fmt.Sprintf("%s\t%.1f\t%s\t%s\n", demo.Name, took.Seconds(), result, demo.Title))
 	if errors.Is(err, errSkipped) {
 		s.skipped++
 		return
@@ -35,7 +46,7 @@ func (s *summary) add(name string, err error) {
 	if errors.As(err, &failure) {
 		why = failure.Why
 	}
-	line := name + ": " + why
+	line := demo.Name + ": " + why
 	switch {
 	case errors.Is(err, demos.ErrDifferent):
 		s.different = append(s.different, line)
@@ -46,9 +57,12 @@ func (s *summary) add(name string, err error) {
 	}
 }
 
-// String returns a line about all demos, then one for each that is not what its README says.
+// String returns a table of the demos, a line about all, then one for each that is not what its README says.
 func (s *summary) String() string {
 	var b strings.Builder
+	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprint(table, "DEMO\tSECONDS\tRESULT\tWHAT IT SHOWS\n", strings.Join(s.rows, ""))
+	_ = table.Flush() // a strings.Builder does not fail
 	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", s.ran-s.bad(), s.bad())
 	if s.skipped > 0 {
 		fmt.Fprintf(&b, ", %d skipped", s.skipped)

@@ -5,7 +5,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/demos"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -17,26 +19,30 @@ func TestSummary(t *testing.T) {
 	skipped := fmt.Errorf("%w: the cluster lacks X", errSkipped)
 	for _, tc := range []struct {
 		name  string
-		demos map[string]error
+		demos []error // of a, b
 		text  string
 	}{
-		{"all are right", map[string]error{"a": nil}, "demos: 1 as their READMEs say, 0 not\n"},
-		{"one is skipped", map[string]error{"a": nil, "b": skipped},
-			"demos: 1 as their READMEs say, 0 not, 1 skipped\n"},
-		{"one differs", map[string]error{"a": nil, "b": differs},
-			"demos: 1 as their READMEs say, 1 not\n  differs from its README: b: \"b\" instead of \"a\"\n"},
-		{"a slow one does not differ", map[string]error{"replicas": stuck},
+		{"all are right", []error{nil}, "a     2.0      right   What a shows\n" +
+			"demos: 1 as their READMEs say, 0 not\n"},
+		{"one is skipped", []error{nil, skipped}, "a     2.0      right    What a shows\n" +
+			"b     2.0      skipped  What b shows\ndemos: 1 as their READMEs say, 0 not, 1 skipped\n"},
+		{"one differs", []error{nil, differs}, "a     2.0      right   What a shows\n" +
+			"b     2.0      WRONG   What b shows\ndemos: 1 as their READMEs say, 1 not\n" +
+			"  differs from its README: b: \"b\" instead of \"a\"\n"},
+		{"a slow one does not differ", []error{stuck}, "a     2.0      WRONG   What a shows\n" +
 			"demos: 0 as their READMEs say, 1 not\n" +
-				"  slow or stuck, with nothing new to see: replicas: pod worker-9 is Pending for 4m0s\n"},
-		{"one cannot be applied", map[string]error{"a": errors.New("no kind Pod\nmore")},
+			"  slow or stuck, with nothing new to see: a: pod worker-9 is Pending for 4m0s\n"},
+		{"one cannot be applied", []error{errors.New("no kind Pod\nmore")}, "a     2.0      WRONG   What a shows\n" +
 			"demos: 0 as their READMEs say, 1 not\n  did not run: a: no kind Pod\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s summary
-			for name, err := range tc.demos {
-				s.add(name, err)
+			for i, err := range tc.demos {
+				name := string(rune('a' + i))
+				s.add(demos.Demo{Name: name, Title: "What " + name + " shows"}, 2*time.Second, err)
 			}
-			if got := s.String(); got != tc.text {
+			head, got, _ := strings.Cut(s.String(), "\n")
+			if got != tc.text || !strings.HasPrefix(head, "DEMO  SECONDS") {
 				t.Errorf("got\n%swant\n%s", got, tc.text)
 			}
 		})

@@ -27,6 +27,7 @@ import (
 // Demo is a folder of demo/.
 type Demo struct {
 	Name     string   // of the folder
+	Title    string   // of the README
 	Asked    string   // the README's first paragraph
 	Expected []string // the README's expected block
 	Objects  []*unstructured.Unstructured
@@ -57,7 +58,8 @@ func load(dir string) (Demo, error) {
 	if err != nil {
 		return Demo{}, err
 	}
-	demo := Demo{Name: filepath.Base(dir), Asked: asked(string(readme))}
+	title, _, _ := strings.Cut(strings.TrimPrefix(string(readme), "# "), "\n")
+	demo := Demo{Name: filepath.Base(dir), Title: title, Asked: asked(string(readme))}
 	if demo.Expected, err = expected(string(readme)); err != nil {
 		return Demo{}, fmt.Errorf("README.md: %w", err)
 	}
