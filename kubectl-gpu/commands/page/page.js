@@ -327,7 +327,7 @@ function workloads() {
         const w = byKey.get(key) || { namespace: h.namespace, name: key, pods: h.pods || [], has: [], gpus: [], since: h.since,
           state: 'running', notes: [] };
         w.has.push(share(h));
-        w.gpus.push(gpu);
+        if (!w.gpus.includes(gpu)) w.gpus.push(gpu);
         if (h.problem) [w.state, w.notes] = ['cannot start', [...new Set(w.notes.concat(h.problem))]];
         else if (w.state === 'running' && w.pods.some((p) => starting.has(`${h.namespace}/${p}`))) w.state = 'starting';
         else if (w.state === 'running' && h.idleSince) [w.state, w.notes] = ['idle', [`idle since ${time(h.idleSince)}`]];
@@ -570,7 +570,7 @@ function show(gpu) {
 // Use is asked for of the nodes that can be seen, and of the GPU of the dialog. The last hour is kept here.
 const useAge = 15000; // milliseconds between two questions
 const samples = 240; // an hour
-const history = new Map(); // UUID → [{at, busy, memory}], the oldest first
+const history = new Map(); // GPU → [{at, busy}], the oldest first
 let uses = []; // of the last answer
 let useError = '';
 const seenNodes = new Set();
@@ -598,7 +598,7 @@ async function askUse() {
     const answer = await response.json();
     uses = uses.filter((u) => !names.has(u.node)).concat(answer.uses || []);
     useError = answer.error || '';
-    sample(answer.uses || []);
+    sample(names);
   } catch (e) {
     useError = e.message;
   }
@@ -607,16 +607,17 @@ async function askUse() {
   drawWorkloads();
 }
 
-// sample adds the sums of each GPU to its history.
-function sample(all) {
-  const byGPU = new Map();
-  for (const u of all) {
-    const sum = byGPU.get(u.uuid) || { at: Date.now(), busy: 0, memory: 0 };
-    sum.busy += u.utilization || 0;
-    sum.memory += u.memoryUsed || 0;
-    byGPU.set(u.uuid, sum);
+// isOf says whether the use is of the GPU or of a partition of it.
+const isOf = (use, gpu) => use.node === gpu.node && (use.gpu === gpu.name || use.gpu.startsWith(`${gpu.name}-`));
+
+// sample adds the sum of what is used of each GPU of the nodes to its history.
+function sample(names) {
+  for (const gpu of [...names].flatMap((n) => (nodes.get(n) || { gpus: [] }).gpus)) {
+    const known = uses.filter((u) => u.utilization !== undefined && isOf(u, gpu));
+    if (!known.length) continue;
+    const busy = known.reduce((sum, u) => sum + u.utilization, 0);
+    history.set(keyOfGPU(gpu), (history.get(keyOfGPU(gpu)) || []).concat({ at: Date.now(), busy }).slice(-samples));
   }
-  for (const [uuid, sum] of byGPU) history.set(uuid, (history.get(uuid) || []).concat(sum).slice(-samples));
 }
 
 const useWords = (u) => `${u.utilization === undefined ? '?' : u.utilization}% busy, ` +
@@ -624,19 +625,18 @@ const useWords = (u) => `${u.utilization === undefined ? '?' : u.utilization}% b
 
 // useText is what the pods of a workload use of its GPUs.
 function useText(w) {
-  const uuids = new Set(w.gpus.map((g) => g.uuid));
-  return [...new Set(uses.filter((u) => uuids.has(u.uuid) && u.namespace === w.namespace && w.pods.includes(u.pod)).map(useWords))]
-    .join('; ');
+  const of = uses.filter((u) => u.namespace === w.namespace && w.pods.includes(u.pod) && w.gpus.some((g) => isOf(u, g)));
+  return [...new Set(of.map(useWords))].join('; ');
 }
 
 // showUse shows what containers use of the GPU, now and in the last hour.
 function showUse(gpu) {
-  const parts = uses.filter((u) => u.uuid === gpu.uuid)
+  const parts = uses.filter((u) => isOf(u, gpu))
     .map((u) => element('p', '', `${u.namespace}/${u.pod}, container ${u.container}: ${useWords(u)}`));
   if (useError) parts.push(element('p', 'reason', useError));
   if (!parts.length) parts.push(element('p', 'reason', (gpu.holders || []).length ? '…' : 'nobody has this GPU'));
   $('use').querySelector('div').replaceChildren(...parts);
-  chart(history.get(gpu.uuid) || []);
+  chart(history.get(keyOfGPU(gpu)) || []);
 }
 
 // chart draws how busy a GPU was.
