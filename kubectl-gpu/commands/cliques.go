@@ -54,7 +54,7 @@ func (p *plugin) printCliques(all []*clique, o output) error {
 		if c.known {
 			free = strconv.Itoa(c.free)
 		}
-		t.rows = append(t.rows, row{cells: []string{c.name, strconv.Itoa(c.gpus), free, joined(c.nodes)}})
+		t.add(c.name, strconv.Itoa(c.gpus), free, joined(c.nodes))
 	}
 	fmt.Fprintln(p.Out)
 	return p.printTable(t, o)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,11 @@ import (
 type plugin struct {
 	genericiooptions.IOStreams
 	config *genericclioptions.ConfigFlags
+
+	// What connect sets.
+	client    kubernetes.Interface // with the rights of the user
+	namespace string               // of --namespace or of the context
+	explicit  bool                 // the namespace is of --namespace
 }
 
 // Command returns the command "kubectl gpu" of that version. The caller prints its error.
@@ -75,63 +81,46 @@ func fast(config *rest.Config) *rest.Config {
 	return config
 }
 
-// client returns a client with the rights of the user.
-func (p *plugin) client() (*kubernetes.Clientset, error) {
-	if err := p.configured(); err != nil {
-		return nil, err
+// connect sets the client and the namespace.
+func (p *plugin) connect() error {
+	loader := p.config.ToRawKubeConfigLoader()
+	raw, err := loader.RawConfig()
+	if err != nil {
+		return err
+	}
+	if len(raw.Clusters) == 0 && ptr.Deref(p.config.APIServer, "") == "" { // the client would take localhost:8080
+		if _, err := rest.InClusterConfig(); err != nil {
+			return errors.New("there is no kubeconfig that names a cluster; set KUBECONFIG, or give --kubeconfig")
+		}
+	}
+	if p.namespace, p.explicit, err = loader.Namespace(); err != nil {
+		return err
 	}
 	config, err := p.config.ToRESTConfig()
 	if err != nil {
-		return nil, err
-	}
-	return kubernetes.NewForConfig(config)
-}
-
-// configured returns an error if nothing says where the API server is. The client would take localhost:8080 for it.
-func (p *plugin) configured() error {
-	raw, err := p.config.ToRawKubeConfigLoader().RawConfig()
-	if err != nil || len(raw.Clusters) > 0 || ptr.Deref(p.config.APIServer, "") != "" {
 		return err
 	}
-	if _, err := rest.InClusterConfig(); err == nil {
-		return nil
-	}
-	return errors.New("there is no kubeconfig that names a cluster; set KUBECONFIG, or give --kubeconfig")
-}
-
-// namespace returns the namespace of --namespace or of the context. explicit is true for --namespace.
-func (p *plugin) namespace() (name string, explicit bool, err error) {
-	return p.config.ToRawKubeConfigLoader().Namespace()
+	p.client, err = kubernetes.NewForConfig(config)
+	return err
 }
 
 // read reads the resources, and little of pods. It shows the progress on a terminal.
-func (p *plugin) read(ctx context.Context, resources ...string) (*cluster.Snapshot, error) {
-	r, stop, err := p.reader()
-	if err != nil {
-		return nil, err
-	}
+func (p *plugin) read(ctx context.Context, resources ...string) *cluster.Snapshot {
+	r, stop := p.reader()
 	defer stop()
 	r.Slim = slimPods
-	return r.Read(ctx, resources...), nil
+	return r.Read(ctx, resources...)
 }
 
 // reader returns a reader that shows its progress on a terminal until stop is called.
-func (p *plugin) reader() (r read.Reader, stop func(), err error) {
-	client, err := p.client()
-	if err != nil {
-		return r, nil, err
-	}
-	namespace, _, err := p.namespace()
-	if err != nil {
-		return r, nil, err
-	}
-	r, stop = read.Reader{Client: client, Namespace: namespace, Devices: keptDevices}, func() {}
+func (p *plugin) reader() (r read.Reader, stop func()) {
+	r, stop = read.Reader{Client: p.client, Namespace: p.namespace, Devices: keptDevices}, func() {}
 	if isTerminal(p.ErrOut) {
 		var objects atomic.Int64
 		r.Progress = func() { objects.Add(1) }
 		stop = showProgress(p.ErrOut, &objects)
 	}
-	return r, stop, nil
+	return r, stop
 }
 
 // keptDevices is what all commands but why, fits and reserve need of slices, so that a large cluster needs little time
@@ -164,26 +153,22 @@ const progressInterval = time.Second
 
 // showProgress writes how many objects have been read, until stop is called.
 func showProgress(out io.Writer, objects *atomic.Int64) (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		ticker := time.NewTicker(progressInterval)
-		defer ticker.Stop()
-		for shown := false; ; shown = true {
+	done := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for clear := ""; ; clear = "\r\x1b[K" {
 			select {
 			case <-done:
-				if shown {
-					fmt.Fprint(out, "\r\x1b[K")
-				}
+				fmt.Fprint(out, clear)
 				return
-			case <-ticker.C:
+			case <-time.After(progressInterval):
 				fmt.Fprintf(out, "\rreading: %d objects", objects.Load())
 			}
 		}
-	}()
+	})
 	return func() {
 		close(done)
-		<-ended
+		group.Wait()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +20,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// defragOptions are the flags of defrag.
 type defragOptions struct {
 	filter // only of a driver
 	moves.DefragOptions
@@ -50,20 +50,13 @@ func defragCommand(p *plugin) *cobra.Command {
 		"PodDisruptionBudgets, its end, and its replacement.")
 	cmd.MarkFlagsMutuallyExclusive("node", "nodes")
 	f.addDriver(cmd)
-	o.addFlags(cmd)
+	o.addFlags(p, cmd)
 	return cmd
 }
 
 func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	read := func(ctx context.Context) (*cluster.Snapshot, error) {
-		r, stop, err := p.reader()
-		if err != nil {
-			return nil, err
-		}
+		r, stop := p.reader()
 		defer stop()
 		return schedule.Read(ctx, r, "", nil, nil), nil
 	}
@@ -71,16 +64,10 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	if s.Unread[cluster.Slices] != nil {
-		return s.Err()
-	}
 	if f.Node != "" {
 		f.names = []string{f.Node}
 	}
-	all, err := selected(s, filter{driver: f.driver})
-	if err == nil {
-		err = f.unknown(all, s)
-	}
+	all, err := f.candidates(s)
 	if err != nil {
 		return err
 	}
@@ -98,11 +85,8 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	if printer != nil {
-		err = printer.PrintObj(newList("DefragmentationList", []*moves.Defragmentation{plan}), p.Out)
-	} else {
-		err = p.printPlan(plan, o)
-	}
+	err = printEach(p, o, "DefragmentationList", []*moves.Defragmentation{plan},
+		func(plan *moves.Defragmentation, _ io.Writer) error { return p.printPlan(plan, o) })
 	switch {
 	case err != nil || plan.Candidates == 0:
 		return err
@@ -116,20 +100,16 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 		return fmt.Errorf("nothing was moved: %w. Without one, the scheduler may put each pod back where it was",
 			errNoRules)
 	}
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	m := mover{client: client, out: p.ErrOut, timeout: f.timeout, poll: time.Second, read: read,
+	m := mover{client: p.client, out: p.ErrOut, timeout: f.timeout, poll: time.Second, read: read,
 		options: f.DefragOptions}
 	if err := m.apply(ctx, plan); err != nil {
 		return err
 	}
 	out := p.Out
-	if printer != nil { // that has the plan only
+	if o.printer != nil { // that has the plan only
 		out = p.ErrOut
 	}
-	fmt.Fprintf(out, "%s free now.\n", are(freed(plan)))
+	fmt.Fprintf(out, "%s free now.\n", freed(plan))
 	return nil
 }
 
@@ -157,8 +137,7 @@ func (p *plugin) printPlan(plan *moves.Defragmentation, o output) error {
 			if d.Cores > 0 {
 				amount += fmt.Sprintf(", %d%%", d.Cores)
 			}
-			cells := []string{m.Namespace + "/" + m.Pod, d.Device, d.Node, d.ToNode + "/" + d.ToDevice, amount}
-			t.rows = append(t.rows, row{cells, false})
+			t.add(m.Namespace+"/"+m.Pod, d.Device, d.Node, d.ToNode+"/"+d.ToDevice, amount)
 		}
 	}
 	if len(t.rows) > 0 {
@@ -182,9 +161,9 @@ func planText(plan *moves.Defragmentation) string {
 	case len(plan.Frees) == 0:
 		text = fmt.Sprintf("Moves free none of the %d candidates.", plan.Candidates)
 	case len(plan.Moves) == 0:
-		text = are(freed(plan)) + " free already."
+		text = freed(plan) + " free already."
 	default:
-		text = fmt.Sprintf("%s free after %s.", are(freed(plan)), count(len(plan.Moves), "move"))
+		text = fmt.Sprintf("%s free after %s.", freed(plan), count(len(plan.Moves), "move"))
 	}
 	var stays []string
 	pods := 0
@@ -205,16 +184,12 @@ func planText(plan *moves.Defragmentation) string {
 	return text
 }
 
-// freed returns the names of the GPUs that the plan frees.
-func freed(plan *moves.Defragmentation) []string {
+// freed says that the GPUs that the plan frees "are", or the one "is".
+func freed(plan *moves.Defragmentation) string {
 	var all []string
 	for _, g := range plan.Frees {
 		all = append(all, g.Ref())
 	}
-	return all
-}
-
-func are(all []string) string {
 	if len(all) == 1 {
 		return all[0] + " is"
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,9 +40,9 @@ type mover struct {
 // apply moves the pods, one after the other. Before each one it plans again with what has happened. The error says what
 // was done. The rules are removed in any case.
 func (m *mover) apply(ctx context.Context, plan *moves.Defragmentation) (err error) {
-	remove, err := m.taint(ctx, plan.Keep)
-	defer func() { err = errors.Join(err, remove()) }()
-	if err != nil {
+	rules := &taintRules{client: m.client}
+	defer func() { err = errors.Join(err, rules.remove(ctx)) }()
+	if err := m.taint(ctx, rules, plan.Keep); err != nil {
 		return err
 	}
 	m.options.Only = plan.Frees
@@ -70,10 +71,8 @@ func (m *mover) apply(ctx context.Context, plan *moves.Defragmentation) (err err
 	}
 }
 
-// taint keeps new pods away from the devices, but for idle ones beyond maxRules. remove removes what it has created.
-func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelector) (remove func() error, err error) {
-	rules := &taintRules{client: m.client}
-	remove = func() error { return rules.remove(ctx) }
+// taint keeps new pods away from the devices, but for idle ones beyond maxRules.
+func (m *mover) taint(ctx context.Context, rules *taintRules, keep []resourceapi.DeviceTaintSelector) error {
 	if n := len(keep) - maxRules; n > 0 {
 		fmt.Fprintf(m.out, "Warning: replacements may get %d idle devices: there would be too many rules\n", n)
 		keep = keep[:maxRules]
@@ -83,12 +82,12 @@ func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelecto
 			Labels: map[string]string{ruleLabel: ruleOwner}},
 			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: moves.DefragTaint}}
 		if err := rules.create(ctx, rule); apierrors.IsAlreadyExists(err) {
-			return remove, errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
+			return errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
 		} else if err != nil {
-			return remove, fmt.Errorf("nothing was moved: %w", err)
+			return fmt.Errorf("nothing was moved: %w", err)
 		}
 	}
-	return remove, m.sleep(ctx) // the scheduler gets the rules
+	return m.sleep(ctx) // the scheduler gets the rules
 }
 
 func (m *mover) sleep(ctx context.Context) error {
@@ -201,11 +200,7 @@ func (m *mover) podsOf(ctx context.Context, move moves.PodMove) ([]corev1.Pod, e
 	if err != nil {
 		return nil, err
 	}
-	var own []corev1.Pod
-	for _, pod := range list.Items {
-		if metav1.IsControlledBy(&pod, &metav1.ObjectMeta{UID: move.Owner}) {
-			own = append(own, pod)
-		}
-	}
-	return own, nil
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
+		return !metav1.IsControlledBy(&pod, &metav1.ObjectMeta{UID: move.Owner})
+	}), nil
 }

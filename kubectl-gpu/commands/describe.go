@@ -34,21 +34,17 @@ func describeCommand(p *plugin) *cobra.Command {
 			"UUID, or by its device name where only one GPU has it.",
 		Example: "  kubectl gpu describe node-1/gpu-3b-00-0",
 		Args:    cobra.MinimumNArgs(1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return p.describe(cmd.Context(), args, f, o) },
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return p.complete(cmd.Context(), given, (*GPU).Ref)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.describe(cmd.Context(), args, f, o)
 		},
+		ValidArgsFunction: p.complete((*GPU).Ref),
 	}
 	f.addDriver(cmd)
-	o.addFlags(cmd)
+	o.addFlags(p, cmd)
 	return cmd
 }
 
 func (p *plugin) describe(ctx context.Context, args []string, f filter, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	all, s, err := p.gpus(ctx, f)
 	if err != nil {
 		return err
@@ -57,25 +53,12 @@ func (p *plugin) describe(ctx context.Context, args []string, f filter, o output
 	var missing []error
 	for _, arg := range args {
 		g, err := oneGPU(all, arg)
-		if err != nil {
-			missing = append(missing, err)
-			continue
-		}
-		found = append(found, g...)
+		found, missing = append(found, g...), append(missing, err)
 	}
 	for _, g := range found {
 		g.Device = g.device
 	}
-	if printer != nil {
-		err = printer.PrintObj(newList("GPUList", found), p.Out)
-	} else {
-		for i, g := range found {
-			if i > 0 {
-				fmt.Fprintln(p.Out)
-			}
-			err = errors.Join(err, describeGPU(p.Out, g))
-		}
-	}
+	err = printEach(p, o, "GPUList", found, describeGPU)
 	return errors.Join(err, errors.Join(missing...), s.Err())
 }
 
@@ -106,13 +89,13 @@ func oneGPU(all []*GPU, name string) ([]*GPU, error) {
 }
 
 // describeGPU prints one GPU in the way of kubectl describe.
-func describeGPU(out io.Writer, g *GPU) error {
+func describeGPU(g *GPU, out io.Writer) error {
 	w := printers.GetNewTabWriter(out)
-	for _, line := range [][2]string{{"Name", g.Name}, {"Node", orNone(g.Node)}, {"Driver", g.Driver}, {"Pool", g.Pool},
-		{"UUID", orNone(g.UUID)}, {"Model", orNone(g.Model)}, {"Compute capability", orNone(g.ComputeCapability)},
-		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)},
-		{"Sharing", sharingCell(g)}, {"Health", healthOf(g)}} {
-		fmt.Fprintf(w, "%s:\t%s\n", line[0], why.Printable(line[1]))
+	for _, line := range [][2]string{{"Name", g.Name}, {"Node", g.Node}, {"Driver", g.Driver}, {"Pool", g.Pool},
+		{"UUID", g.UUID}, {"Model", g.Model}, {"Compute capability", g.ComputeCapability},
+		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)}, {"Sharing", sharingCell(g)},
+		{"Health", healthOf(g)}} {
+		fmt.Fprintf(w, "%s:\t%s\n", line[0], why.Printable(cmp.Or(line[1], none)))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -226,31 +209,32 @@ func describeHolders(out io.Writer, g *GPU) error {
 			problem = "idle for " + age(h.IdleSince)
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
-			coresOf(h), joined(h.Pods), age(h.Since), why.Printable(orNone(problem)))
+			limit(h.Cores), joined(h.Pods), age(h.Since), why.Printable(cmp.Or(problem, none)))
 	}
 	return w.Flush()
 }
 
-// coresOf returns the cores of a holder. A share of memory alone has no limit.
-func coresOf(h Holder) string {
-	if h.Cores == 0 {
+// limit returns the cores of a holder. A share of memory alone has no limit.
+func limit(cores int64) string {
+	if cores == 0 {
 		return "no limit"
 	}
-	return fmt.Sprintf("%d%%", h.Cores)
+	return fmt.Sprintf("%d%%", cores)
 }
 
-// complete completes names of GPUs or nodes.
-func (p *plugin) complete(ctx context.Context, given []string, name func(*GPU) string) ([]string,
-	cobra.ShellCompDirective) {
-	s, err := p.read(ctx, cluster.Slices)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var all []string
-	for _, g := range gpusOf(s, driversOf(s.Slices)) {
-		if !slices.Contains(given, name(g)) {
-			all = append(all, name(g))
+// complete completes names of GPUs or nodes, but for those given already.
+func (p *plugin) complete(name func(*GPU) string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if p.connect() != nil {
+			return nil, cobra.ShellCompDirectiveError
 		}
+		s := p.read(cmd.Context(), cluster.Slices)
+		var all []string
+		for _, g := range gpusOf(s, driversOf(s.Slices)) {
+			if !slices.Contains(given, name(g)) {
+				all = append(all, name(g))
+			}
+		}
+		return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
 }

@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	kjson "sigs.k8s.io/json"
@@ -32,7 +33,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
-// fitsOptions are the flags of fits.
 type fitsOptions struct {
 	file    string
 	empty   bool
@@ -58,37 +58,21 @@ func fitsCommand(p *plugin) *cobra.Command {
 	cmd.Flags().StringVar(&f.profile, "profile", "", "As if the cluster had one more node, with the GPUs of this "+
 		"profile: "+strings.Join(nodetemplate.Profiles(), ", ")+".")
 	cmd.Flags().StringVar(&f.driver, "driver", "gpu.nvidia.com", "The DRA driver of the node of --profile.")
-	if err := cmd.MarkFlagRequired("filename"); err != nil {
-		panic(err) // the flag exists
-	}
-	complete := cobra.FixedCompletions(nodetemplate.Profiles(), cobra.ShellCompDirectiveNoFileComp)
-	if err := cmd.RegisterFlagCompletionFunc("profile", complete); err != nil {
-		panic(err) // the flag exists
-	}
-	o.addFlags(cmd)
+	utilruntime.Must(cmd.MarkFlagRequired("filename")) // the flag exists
+	completeFlag(cmd, "profile", nodetemplate.Profiles())
+	o.addFlags(p, cmd)
 	return cmd
 }
 
 func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
-	printer, err := o.printer()
+	m, err := p.manifest(f.file, p.namespace)
 	if err != nil {
 		return err
 	}
-	namespace, _, err := p.namespace()
-	if err != nil {
-		return err
-	}
-	m, err := p.manifest(f.file, namespace)
-	if err != nil {
-		return err
-	}
-	r, stop, err := p.reader()
-	if err != nil {
-		return err
-	}
+	r, stop := p.reader()
 	s := schedule.Read(ctx, r, "", m.Claims, m.Templates)
 	stop()
-	readNamespaces(ctx, r.Client, &m)
+	readNamespaces(ctx, p.client, &m)
 	if f.empty {
 		s = why.Empty(s)
 	}
@@ -98,16 +82,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 		}
 	}
 	reports := why.Fit(ctx, s, m)
-	if printer != nil {
-		err = printer.PrintObj(newList("ReportList", reports), p.Out)
-	} else {
-		for i, r := range reports {
-			if i > 0 {
-				fmt.Fprintln(p.Out)
-			}
-			err = errors.Join(err, r.Text(p.Out))
-		}
-	}
+	err = printEach(p, o, "ReportList", reports, (*why.Answer).Text)
 	for _, name := range m.Others {
 		fmt.Fprintf(p.ErrOut, "%s is not understood: what its pods would get is not known\n", name)
 		err = cmp.Or(err, errors.New("not everything was understood"))
@@ -133,7 +108,6 @@ func readNamespaces(ctx context.Context, client kubernetes.Interface, m *why.Man
 	}
 }
 
-// addNode adds a node of the profile.
 func addNode(s *cluster.Snapshot, f fitsOptions) error {
 	name := "new-" + f.profile
 	made, err := nodetemplate.FromProfile(f.profile, nodeconfig.Config{},
@@ -147,7 +121,6 @@ func addNode(s *cluster.Snapshot, f fitsOptions) error {
 	return nil
 }
 
-// manifest reads the file.
 func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
 	in := p.In
 	if file != "-" {
@@ -210,53 +183,38 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 	if err := sigsyaml.Unmarshal(document, &kind); err != nil {
 		return err
 	}
-	in := func(o *metav1.ObjectMeta) {
-		if o.Namespace == "" {
-			o.Namespace = namespace
-		}
-	}
+	in := func(o *metav1.ObjectMeta) { o.Namespace = cmp.Or(o.Namespace, namespace) }
+	ofDRA := kind.GroupVersionKind().Group == resourceapi.GroupName
+	var err error
 	switch {
 	case kind.Kind == "Pod" && kind.APIVersion == "v1":
 		pod := &corev1.Pod{}
-		if err := decode(document, kind, pod); err != nil {
-			return err
-		}
-		if len(pod.Spec.Containers) == 0 {
-			return fmt.Errorf("pod %s has no containers", pod.Name)
+		if err = decode(document, kind, pod); err == nil && len(pod.Spec.Containers) == 0 {
+			err = fmt.Errorf("pod %s has no containers", pod.Name)
 		}
 		in(&pod.ObjectMeta)
 		m.Pods = append(m.Pods, pod)
 	case kind.Kind == "Namespace" && kind.APIVersion == "v1":
 		of := &corev1.Namespace{}
-		if err := sigsyaml.Unmarshal(document, of); err != nil {
-			return err
-		}
+		err = sigsyaml.Unmarshal(document, of)
 		m.Namespaces[of.Name] = of
-	case kind.Kind == "ResourceClaim" && kind.GroupVersionKind().Group == resourceapi.GroupName:
+	case kind.Kind == "ResourceClaim" && ofDRA:
 		claim := &resourceapi.ResourceClaim{}
-		if err := decode(document, kind, claim); err != nil {
-			return err
-		}
+		err = decode(document, kind, claim)
 		in(&claim.ObjectMeta)
 		m.Claims = append(m.Claims, claim)
-	case kind.Kind == "ResourceClaimTemplate" && kind.GroupVersionKind().Group == resourceapi.GroupName:
+	case kind.Kind == "ResourceClaimTemplate" && ofDRA:
 		template := &resourceapi.ResourceClaimTemplate{}
-		if err := decode(document, kind, template); err != nil {
-			return err
-		}
+		err = decode(document, kind, template)
 		in(&template.ObjectMeta)
 		m.Templates = append(m.Templates, template)
 	case kind.Kind == "List" && kind.APIVersion == "v1":
 		var list struct {
 			Items []runtime.RawExtension `json:"items"`
 		}
-		if err := sigsyaml.Unmarshal(document, &list); err != nil {
-			return err
-		}
+		err = sigsyaml.Unmarshal(document, &list)
 		for _, item := range list.Items {
-			if err := add(m, item.Raw, namespace); err != nil {
-				return err
-			}
+			err = cmp.Or(err, add(m, item.Raw, namespace))
 		}
 	default:
 		var w workload
@@ -276,7 +234,7 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 			m.Others = append(m.Others, kind.Kind+" "+kind.Name)
 		}
 	}
-	return nil
+	return err
 }
 
 // ofRequest matches a field that stood in a request before v1.

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -115,6 +116,9 @@ func (g *GPU) Ref() string { return g.place() + "/" + g.Name }
 
 // place returns the node, or the pool if the GPU is of no single node.
 func (g *GPU) place() string { return cmp.Or(g.Node, g.Pool) }
+
+// poolID returns the pool of the GPU.
+func (g *GPU) poolID() cluster.PoolID { return cluster.PoolID{Driver: g.Driver, Pool: g.Pool} }
 
 // Free reports whether no claim holds anything of the GPU and new pods can get it.
 func (g *GPU) Free() bool {
@@ -237,11 +241,9 @@ func (g *GPU) hold(held []cluster.Holding) {
 
 // take marks a partition as held, and adds one that the driver creates for the holder.
 func (g *GPU) take(name, profile string, memory int64) {
-	for i := range g.Partitions {
-		if g.Partitions[i].Name == name {
-			g.Partitions[i].Free = false
-			return
-		}
+	if i := slices.IndexFunc(g.Partitions, func(p Partition) bool { return p.Name == name }); i >= 0 {
+		g.Partitions[i].Free = false
+		return
 	}
 	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile, Memory: memory})
 }
@@ -250,10 +252,9 @@ func (g *GPU) take(name, profile string, memory int64) {
 func nodeProblems(nodes []*corev1.Node) map[string]string {
 	all := map[string]string{}
 	for _, n := range nodes {
-		ready := false
-		for _, c := range n.Status.Conditions {
-			ready = ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}
+		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
 		switch {
 		case !ready:
 			all[n.Name] = "NotReady"
@@ -267,12 +268,13 @@ func nodeProblems(nodes []*corev1.Node) map[string]string {
 // driversOf returns the drivers of GPUs: those with "gpu" in their name, and those whose devices say that they are
 // GPUs or partitions of GPUs.
 func driversOf(all []*resourceapi.ResourceSlice) []string {
-	found := map[string]bool{}
+	found := sets.New[string]()
 	for _, s := range all {
-		found[s.Spec.Driver] = found[s.Spec.Driver] || strings.Contains(s.Spec.Driver, "gpu") || typed(s)
+		if strings.Contains(s.Spec.Driver, "gpu") || typed(s) {
+			found.Insert(s.Spec.Driver)
+		}
 	}
-	maps.DeleteFunc(found, func(_ string, isGPU bool) bool { return !isGPU })
-	return slices.Sorted(maps.Keys(found))
+	return sets.List(found)
 }
 
 // typed reports whether devices of the slice say that they are GPUs, or partitions of GPUs.

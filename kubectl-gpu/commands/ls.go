@@ -3,9 +3,11 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
@@ -94,16 +97,10 @@ func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *c
 	if f.stranded {
 		more = append(more, cluster.Pods)
 	}
-	s, err := p.read(ctx, append(more, cluster.Slices, cluster.Claims, cluster.Nodes)...)
-	if err != nil {
-		return nil, nil, err
-	}
-	if s.Unread[cluster.Slices] != nil {
-		return nil, nil, s.Err()
-	}
-	all, err := selected(s, filter{driver: f.driver})
-	if err == nil {
-		err = errors.Join(f.unknown(all, s), p.unknownNamespace(ctx, f.namespace))
+	s := p.read(ctx, append(more, cluster.Slices, cluster.Claims, cluster.Nodes)...)
+	all, err := f.candidates(s)
+	if err == nil || all != nil {
+		err = errors.Join(err, p.unknownNamespace(ctx, f.namespace))
 	}
 	if f.stranded && err == nil {
 		err = strand(s, all)
@@ -120,37 +117,30 @@ func (p *plugin) unknownNamespace(ctx context.Context, namespace string) error {
 	if namespace == "" {
 		return nil
 	}
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	if _, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	if _, err := p.client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		return fmt.Errorf("there is no namespace %q", namespace)
 	}
 	return nil
 }
 
-// selected returns the GPUs of the snapshot that the filter keeps.
-func selected(s *cluster.Snapshot, f filter) ([]*GPU, error) {
-	drivers := driversOf(s.Slices)
+// candidates returns the GPUs of the filter's driver. With an error beside them, the filter names what there is not.
+func (f *filter) candidates(s *cluster.Snapshot) ([]*GPU, error) {
+	if s.Unread[cluster.Slices] != nil {
+		return nil, s.Err()
+	}
+	drivers, publishers := driversOf(s.Slices), sets.New[string]()
+	for _, slice := range s.Slices {
+		publishers.Insert(slice.Spec.Driver)
+	}
 	if f.driver != "" {
 		drivers = []string{f.driver}
-		if len(current(s.Slices, f.driver)) == 0 {
+		if !publishers.Has(f.driver) {
 			return nil, fmt.Errorf("no ResourceSlice is of the driver %q; the drivers of the cluster are: %s", f.driver,
-				joined(publishers(s)))
+				joined(sets.List(publishers)))
 		}
 	}
-	return slices.DeleteFunc(gpusOf(s, drivers), func(g *GPU) bool { return !f.keeps(g) }), nil
-}
-
-// publishers returns the names of all drivers that publish slices.
-func publishers(s *cluster.Snapshot) []string {
-	var all []string
-	for _, slice := range s.Slices {
-		all = append(all, slice.Spec.Driver)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	all := gpusOf(s, drivers)
+	return all, f.unknown(all, s)
 }
 
 func lsCommand(p *plugin) *cobra.Command {
@@ -168,18 +158,12 @@ func lsCommand(p *plugin) *cobra.Command {
 		Aliases: []string{"list"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.names = args
-			namespace, explicit, err := p.namespace()
-			if err != nil {
-				return err
-			}
-			if explicit && !allNamespaces {
-				f.namespace = namespace
+			if p.explicit && !allNamespaces {
+				f.namespace = p.namespace
 			}
 			return p.ls(cmd.Context(), f, o)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return p.complete(cmd.Context(), given, (*GPU).place)
-		},
+		ValidArgsFunction: p.complete((*GPU).place),
 	}
 	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false,
 		"List the GPUs that claims of any namespace hold, and free ones. This is the default without --namespace.")
@@ -187,46 +171,36 @@ func lsCommand(p *plugin) *cobra.Command {
 		"pod like those that have GPUs, with the reason. It reads all pods.")
 	f.addDriver(cmd)
 	f.addModel(cmd)
-	o.addFlags(cmd, wide, names)
+	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
 
 func (p *plugin) ls(ctx context.Context, f filter, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	all, s, err := p.gpus(ctx, f)
 	if err != nil {
 		return err
 	}
-	err = printList(p, printer, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, f, o))
+	err = printList(p, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, f, o))
 	return errors.Join(err, p.printCliques(cliquesOf(all), o), s.Err())
 }
 
-// gpuTable returns a row for each GPU.
 func gpuTable(all []*GPU, f filter, o output) table {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS",
-		"HELD BY"}, optional: []string{"SHARING", "PARTITIONS", "CORES"}}
+		"HELD BY", "COMPUTE", "UUID", "DRIVER", "STRANDED"}, wide: []string{"COMPUTE", "UUID", "DRIVER"},
+		optional: []string{"SHARING", "PARTITIONS", "CORES"}}
 	holders := shownHolders
 	if o.format == wide {
 		holders = math.MaxInt
-		t.header = append(t.header, "COMPUTE", "UUID", "DRIVER")
-	}
-	if f.stranded {
-		t.header = append(t.header, "STRANDED")
 	}
 	for _, g := range all {
-		cells := []string{g.place(), g.Name, orNone(g.Model), sharingCell(g), memoryCell(g.Memory), coresCell(g.Cores),
-			joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders)}
-		if o.format == wide {
-			cells = append(cells, orNone(g.ComputeCapability), orNone(g.UUID), g.Driver)
-		}
-		if f.stranded {
-			cells = append(cells, g.Stranded)
-		}
+		cells := []string{g.place(), g.Name, cmp.Or(g.Model, none), sharingCell(g), memoryCell(g.Memory),
+			coresCell(g.Cores), joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders),
+			cmp.Or(g.ComputeCapability, none), cmp.Or(g.UUID, none), g.Driver, g.Stranded}
 		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.sick)
 		t.rows = append(t.rows, row{cells, bad})
+	}
+	if !f.stranded {
+		t.drop("STRANDED")
 	}
 	return t
 }
@@ -243,14 +217,7 @@ func sharingCell(g *GPU) string {
 	if g.Replicas > 0 {
 		return fmt.Sprintf("%s (%d)", g.Sharing, g.Replicas)
 	}
-	return orNone(g.Sharing)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return none
-	}
-	return s
+	return cmp.Or(g.Sharing, none)
 }
 
 // unknown is printed for what the user may not read.
@@ -260,7 +227,7 @@ func memoryCell(a Amount) string {
 	if a.Used == nil {
 		return unknown + "/" + size(a.Total)
 	}
-	return bar(a) + " " + size(*a.Used) + "/" + size(a.Total)
+	return strings.TrimSpace(bar(a) + " " + size(*a.Used) + "/" + size(a.Total))
 }
 
 func coresCell(a Amount) string {
@@ -272,20 +239,15 @@ func coresCell(a Amount) string {
 
 // partitionCells counts partitions by profile.
 func partitionCells(all []Partition) []string {
-	var profiles []string
 	total, free := map[string]int{}, map[string]int{}
 	for _, p := range all {
-		if total[p.Profile] == 0 {
-			profiles = append(profiles, p.Profile)
-		}
 		total[p.Profile]++
 		if p.Free {
 			free[p.Profile]++
 		}
 	}
-	slices.Sort(profiles)
 	var cells []string
-	for _, p := range profiles {
+	for _, p := range slices.Sorted(maps.Keys(total)) {
 		cell := fmt.Sprintf("%dx%s", total[p], p)
 		if free[p] > 0 {
 			cell += fmt.Sprintf(" (%d free)", free[p])

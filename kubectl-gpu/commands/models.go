@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -53,43 +54,34 @@ func modelsCommand(p *plugin) *cobra.Command {
 	}
 	f.addDriver(cmd)
 	f.addModel(cmd)
-	o.addFlags(cmd, wide, names)
+	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
 
 func (p *plugin) models(ctx context.Context, f filter, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	gpus, s, err := p.gpus(ctx, f, cluster.Classes)
 	if err != nil {
 		return err
 	}
 	all := modelsOf(ctx, gpus, s)
-	err = printList(p, printer, o, "ModelList", all, func(m *Model) string { return m.Name }, f.nothing(),
-		modelTable(all, s, o))
+	err = printList(p, o, "ModelList", all, func(m *Model) string { return m.Name }, f.nothing(), modelTable(all, s))
 	return errors.Join(err, s.Err())
 }
 
 // modelsOf counts the GPUs by model and memory, sorted by name.
 func modelsOf(ctx context.Context, gpus []*GPU, s *cluster.Snapshot) []*Model {
-	type key struct {
-		driver, name, capability string
-		memory                   int64
-	}
-	profiles := profilesOf(s.Slices)
-	found := map[key]*Model{}
 	var all []*Model
 	for _, g := range gpus {
-		k := key{g.Driver, g.Model, g.ComputeCapability, g.Memory.Total}
-		m := found[k]
-		if m == nil {
-			m = &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total,
-				ComputeCapability: g.ComputeCapability, Profiles: profiles[modelKey{g.Driver, g.Model}],
-				Selector: selector(g)}
-			found[k], all = m, append(all, m)
+		i := slices.IndexFunc(all, func(m *Model) bool {
+			return m.Driver == g.Driver && m.Name == g.Model && m.Memory == g.Memory.Total &&
+				m.ComputeCapability == g.ComputeCapability
+		})
+		if i < 0 {
+			i, all = len(all), append(all, &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total,
+				ComputeCapability: g.ComputeCapability, Profiles: profilesOf(s.Slices, g.Driver, g.Model),
+				Selector: selector(g)})
 		}
+		m := all[i]
 		alike := func(d *resourceapi.Device) bool { return sharedAlike(d, g.device) }
 		if g.device != nil && !slices.ContainsFunc(m.devices, alike) {
 			m.devices = append(m.devices, g.device)
@@ -136,25 +128,18 @@ func quote(s string) string {
 	return "'" + s + "'"
 }
 
-// modelKey identifies a model of one driver.
-type modelKey struct{ driver, model string }
-
-// profilesOf returns the profiles of the published partitions, sorted.
-func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey][]string {
-	profiles := map[modelKey][]string{}
+// profilesOf returns the profiles of the published partitions of a model, sorted.
+func profilesOf(all []*resourceapi.ResourceSlice, driver, model string) []string {
+	found := sets.New[string]()
 	for _, s := range all {
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			of, profile := modelKey{s.Spec.Driver, text(d, "productName")}, text(d, "profile")
-			if gpu.Type(text(d, "type")) == gpu.TypeMIG && !slices.Contains(profiles[of], profile) {
-				profiles[of] = append(profiles[of], profile)
+			if s.Spec.Driver == driver && gpu.Type(text(d, "type")) == gpu.TypeMIG && text(d, productName) == model {
+				found.Insert(text(d, "profile"))
 			}
 		}
 	}
-	for _, of := range profiles {
-		slices.Sort(of)
-	}
-	return profiles
+	return sets.List(found)
 }
 
 // classesOf returns the classes whose selectors all accept a whole GPU of the model. A class without selectors accepts
@@ -171,12 +156,9 @@ func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass
 	return accept
 }
 
-func modelTable(all []*Model, s *cluster.Snapshot, o output) table {
-	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES"},
-		optional: []string{"COMPUTE", "PARTITIONS"}}
-	if o.format == wide {
-		t.header = append(t.header, "SELECTOR")
-	}
+func modelTable(all []*Model, s *cluster.Snapshot) table {
+	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES", "SELECTOR"},
+		wide: []string{"SELECTOR"}, optional: []string{"COMPUTE", "PARTITIONS"}}
 	for _, m := range all {
 		free := unknown
 		if m.Free != nil {
@@ -186,12 +168,8 @@ func modelTable(all []*Model, s *cluster.Snapshot, o output) table {
 		if s.Unread[cluster.Classes] != nil {
 			classes = unknown
 		}
-		cells := []string{orNone(m.Name), size(m.Memory), orNone(m.ComputeCapability), strconv.Itoa(m.GPUs), free,
-			joined(m.Profiles), classes}
-		if o.format == wide {
-			cells = append(cells, orNone(m.Selector))
-		}
-		t.rows = append(t.rows, row{cells: cells})
+		t.add(cmp.Or(m.Name, none), size(m.Memory), cmp.Or(m.ComputeCapability, none), strconv.Itoa(m.GPUs), free,
+			joined(m.Profiles), classes, cmp.Or(m.Selector, none))
 	}
 	return t
 }

@@ -3,6 +3,8 @@
 package commands
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
@@ -25,7 +28,8 @@ import (
 type output struct {
 	format    string
 	noHeaders bool
-	formats   []string // besides those of genericclioptions
+	formats   []string                 // besides those of genericclioptions
+	printer   printers.ResourcePrinter // of the format; nil for tables and for formats of the command
 }
 
 // The formats besides those of genericclioptions.
@@ -34,34 +38,42 @@ const (
 	names = "name"
 )
 
-// addFlags adds the flags. formats are those besides JSON and YAML.
-func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
+// addFlags adds the flags, which are checked before the command connects and runs. formats are those besides JSON and
+// YAML.
+func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 	o.formats = formats
 	cmd.Flags().StringVarP(&o.format, "output", "o", "",
 		"Output format. One of: ("+strings.Join(o.allowed(), ", ")+").")
 	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print tables without headers.")
-	complete := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return o.allowed(), cobra.ShellCompDirectiveNoFileComp
+	completeFlag(cmd, "output", o.allowed())
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if err := o.check(); err != nil {
+			return err
+		}
+		return p.connect()
 	}
-	if err := cmd.RegisterFlagCompletionFunc("output", complete); err != nil {
-		panic(err) // the flag exists
-	}
+}
+
+// completeFlag completes the values of a flag.
+func completeFlag(cmd *cobra.Command, flag string, values []string) {
+	complete := cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	utilruntime.Must(cmd.RegisterFlagCompletionFunc(flag, complete)) // the flag exists
 }
 
 func (o *output) allowed() []string {
 	return append(genericclioptions.NewJSONYamlPrintFlags().AllowedFormats(), o.formats...)
 }
 
-// printer returns the printer of the format; nil for tables and for formats of the command.
-func (o *output) printer() (printers.ResourcePrinter, error) {
+// check sets the printer.
+func (o *output) check() (err error) {
 	if o.format == "" || slices.Contains(o.formats, o.format) {
-		return nil, nil
+		return nil
 	}
-	printer, err := genericclioptions.NewJSONYamlPrintFlags().ToPrinter(o.format)
+	o.printer, err = genericclioptions.NewJSONYamlPrintFlags().ToPrinter(o.format)
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
-		return nil, genericclioptions.NoCompatiblePrinterError{OutputFormat: &o.format, AllowedFormats: o.allowed()}
+		return genericclioptions.NoCompatiblePrinterError{OutputFormat: &o.format, AllowedFormats: o.allowed()}
 	}
-	return printer, err
+	return err
 }
 
 // list is a list that printers can print as JSON or YAML.
@@ -85,12 +97,24 @@ func (l *list[T]) DeepCopyObject() runtime.Object {
 	return &c
 }
 
-// table is a table with a header.
 type table struct {
 	header []string
 	rows   []row
+	wide   []string // names of columns that only -o wide shows
 	// optional are the names of columns that a narrow terminal does not show, the least important one first.
 	optional []string
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, row{cells: cells}) }
+
+func (t *table) drop(columns ...string) {
+	for _, name := range columns {
+		at := slices.Index(t.header, name)
+		t.header = slices.Delete(t.header, at, at+1)
+		for i := range t.rows {
+			t.rows[i].cells = slices.Delete(t.rows[i].cells, at, at+1)
+		}
+	}
 }
 
 // bars are those of cells, with the space after them.
@@ -138,42 +162,32 @@ func (t table) within(columns int) table {
 		}
 	}
 	for _, name := range append(silent, t.optional...) {
-		at := slices.Index(t.header, name)
-		if width() <= columns || at < 0 {
-			continue
+		if width() > columns && slices.Contains(t.header, name) {
+			t.drop(name)
+			last--
 		}
-		t.header = slices.Delete(t.header, at, at+1)
-		for i := range rows {
-			rows[i].cells = slices.Delete(rows[i].cells, at, at+1)
-		}
-		last--
 	}
 	return t
 }
 
 // cut cuts lines to so many columns.
 func cut(text string, columns int) string {
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		line, ended := strings.CutSuffix(line, "\n")
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
 		if runes := []rune(line); len(runes) > columns {
-			line = string(runes[:columns-1]) + "…"
-		}
-		out.WriteString(line)
-		if ended {
-			out.WriteString("\n")
+			lines[i] = string(runes[:columns-1]) + "…"
 		}
 	}
-	return out.String()
+	return strings.Join(lines, "\n")
 }
 
 // printList prints the items with the printer, or their names, or the table. Without items it prints the text nothing
 // instead of the table.
-func printList[T any](p *plugin, printer printers.ResourcePrinter, o output, kind string, items []T,
-	name func(T) string, nothing string, t table) error {
+func printList[T any](p *plugin, o output, kind string, items []T, name func(T) string, nothing string,
+	t table) error {
 	switch {
-	case printer != nil:
-		return printer.PrintObj(newList(kind, items), p.Out)
+	case o.printer != nil:
+		return o.printer.PrintObj(newList(kind, items), p.Out)
 	case o.format == names:
 		for _, item := range items {
 			fmt.Fprintln(p.Out, why.Printable(name(item)))
@@ -186,6 +200,21 @@ func printList[T any](p *plugin, printer printers.ResourcePrinter, o output, kin
 	return p.printTable(t, o)
 }
 
+// printEach prints the items with the printer, or one after the other with the function.
+func printEach[T any](p *plugin, o output, kind string, items []T, text func(T, io.Writer) error) error {
+	if o.printer != nil {
+		return o.printer.PrintObj(newList(kind, items), p.Out)
+	}
+	var all []error
+	for i, item := range items {
+		if i > 0 {
+			fmt.Fprintln(p.Out)
+		}
+		all = append(all, text(item, p.Out))
+	}
+	return errors.Join(all...)
+}
+
 // row is a row of a table. On a terminal a bad one is red.
 type row struct {
 	cells []string
@@ -194,6 +223,9 @@ type row struct {
 
 // printTable prints the table in the way of kubectl. On a terminal it prints what fits, if -o wide prints the rest.
 func (p *plugin) printTable(t table, o output) error {
+	if o.format != wide {
+		t.drop(t.wide...)
+	}
 	columns := 0
 	if o.format == "" && slices.Contains(o.formats, wide) {
 		columns = p.columns()
@@ -307,9 +339,4 @@ func age(since *metav1.Time) string {
 const none = "<none>"
 
 // joined returns the texts, or none.
-func joined(all []string) string {
-	if len(all) == 0 {
-		return none
-	}
-	return strings.Join(all, ", ")
-}
+func joined(all []string) string { return cmp.Or(strings.Join(all, ", "), none) }

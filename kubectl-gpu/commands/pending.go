@@ -5,9 +5,7 @@ package commands
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
@@ -74,13 +73,13 @@ func pending(s *cluster.Snapshot) []pendingObject {
 		}
 	}
 	for _, p := range s.Pods {
-		if !listed(s, cluster.Claims, p.Namespace) || p.DeletionTimestamp != nil ||
+		if s.Unknown(cluster.Claims, p.Namespace) != nil || p.DeletionTimestamp != nil ||
 			p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
 			continue
 		}
-		if asks := asksOf(p, claims, used, resources); len(asks) > 0 {
-			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks,
-				p.Spec.NodeName, early(p, claims)})
+		if asks, early := asksOf(p, claims, used, resources); len(asks) > 0 {
+			all = append(all, pendingObject{"pod", p.Namespace, p.Name, p.CreationTimestamp, asks, p.Spec.NodeName,
+				early})
 		}
 	}
 	for _, c := range s.Claims {
@@ -96,49 +95,45 @@ func pending(s *cluster.Snapshot) []pendingObject {
 	return all
 }
 
-// listed reports whether all objects of the resource in the namespace were read; an empty namespace means all.
-func listed(s *cluster.Snapshot, resource, namespace string) bool {
-	partial, ok := errors.AsType[*cluster.PartialError](s.Unread[resource])
-	return s.Unread[resource] == nil || ok && namespace != "" && partial.Namespace == namespace
-}
-
 // classNames returns the classes that the claim names, sorted.
 func classNames(c *resourceapi.ResourceClaim) []string {
-	classes := map[string]bool{}
+	classes := sets.New[string]()
 	for _, s := range cluster.Subrequests(&c.Spec) {
-		classes[*s.Class] = true
+		classes.Insert(*s.Class)
 	}
-	return append([]string{}, slices.Sorted(maps.Keys(classes))...)
+	return sets.List(classes)
 }
 
 // asksOf returns what the pod asks for: the classes of its claims, claims that are not there, and extended resources of
-// devices. It adds its claims to used.
+// devices. It adds its claims to used. early reports whether one of them is missing or has no devices, though the pod
+// has a node: the pod was read after it.
 func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
-	used map[*resourceapi.ResourceClaim]bool, resources map[corev1.ResourceName]bool) []string {
-	asks := map[string]bool{}
+	used map[*resourceapi.ResourceClaim]bool, resources map[corev1.ResourceName]bool) (all []string, early bool) {
+	asks := sets.New[string]()
 	of := func(name string) *resourceapi.ResourceClaim {
 		claim := claims[types.NamespacedName{Namespace: p.Namespace, Name: name}]
-		if claim != nil {
-			used[claim] = true
-		}
+		used[claim] = true
 		return claim
 	}
 	for _, ref := range p.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(p, &ref)
+		if err == nil && name == nil { // it needs none
+			continue
+		}
+		var claim *resourceapi.ResourceClaim
+		if err == nil {
+			claim = of(*name)
+		}
+		early = early || p.Spec.NodeName != "" && (claim == nil || claim.Status.Allocation == nil)
 		switch {
-		case err != nil && ref.ResourceClaimTemplateName != nil: // nobody has made it yet
-			asks[fmt.Sprintf("a claim of template %s, which is not there", *ref.ResourceClaimTemplateName)] = true
-		case err != nil || name == nil:
-		case of(*name) == nil:
-			asks[fmt.Sprintf("claim %s, which is not there", *name)] = true
-		default:
-			classes := classNames(of(*name))
-			for _, class := range classes {
-				asks[class] = true
-			}
-			if len(classes) == 0 {
-				asks["claim "+*name] = true
-			}
+		case claim != nil && len(classNames(claim)) == 0:
+			asks.Insert("claim " + *name)
+		case claim != nil:
+			asks.Insert(classNames(claim)...)
+		case err == nil:
+			asks.Insert(fmt.Sprintf("claim %s, which is not there", *name))
+		case ref.ResourceClaimTemplateName != nil: // nobody has made it yet
+			asks.Insert(fmt.Sprintf("a claim of template %s, which is not there", *ref.ResourceClaimTemplateName))
 		}
 	}
 	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
@@ -147,23 +142,11 @@ func asksOf(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.Resource
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		for name, quantity := range c.Resources.Limits {
 			if ofGPUs(name) || resources[name] {
-				asks[fmt.Sprintf("%s: %s", name, quantity.String())] = true
+				asks.Insert(fmt.Sprintf("%s: %s", name, quantity.String()))
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(asks))
-}
-
-// early reports whether the pod has a node, and a claim without devices: the pod was read after it.
-func early(p *corev1.Pod, claims map[types.NamespacedName]*resourceapi.ResourceClaim) bool {
-	return p.Spec.NodeName != "" && slices.ContainsFunc(p.Spec.ResourceClaims, func(ref corev1.PodResourceClaim) bool {
-		name, _, err := resourceclaim.Name(p, &ref)
-		if err != nil || name == nil {
-			return err != nil
-		}
-		claim := claims[types.NamespacedName{Namespace: p.Namespace, Name: *name}]
-		return claim == nil || claim.Status.Allocation == nil
-	})
+	return sets.List(asks), early
 }
 
 // ofGPUs reports whether the extended resource is of a class of devices or of NVIDIA.

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/cel"
@@ -36,7 +37,10 @@ type Reservation struct {
 	Since metav1.Time `json:"since,omitzero"`
 }
 
-// reserveOptions are the flags of reserve.
+func (r *Reservation) add(g *GPU) {
+	r.GPUs, r.Held = append(r.GPUs, g.Ref()), r.Held+min(len(g.Holders), 1)
+}
+
 type reserveOptions struct {
 	filter   // by driver, model and names
 	selector string
@@ -65,11 +69,11 @@ func reserveCommand(p *plugin) *cobra.Command {
 			f.names = args[1:]
 			return p.reserve(cmd.Context(), args[0], f, o)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, begun string) ([]string, cobra.ShellCompDirective) {
 			if len(given) == 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return p.complete(cmd.Context(), given[1:], (*GPU).place)
+			return p.complete((*GPU).place)(cmd, given[1:], begun)
 		},
 	}
 	cmd.Flags().IntVar(&f.gpus, "gpus", 0, "Keep that many of the selected GPUs, idle ones first. Default: all.")
@@ -78,16 +82,11 @@ func reserveCommand(p *plugin) *cobra.Command {
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "Only say which GPUs it would keep.")
 	f.addDriver(cmd)
 	f.addModel(cmd)
-	o.addFlags(cmd, wide, names)
+	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
 
-// reservations lists what is kept.
 func (p *plugin) reservations(ctx context.Context, f filter, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	all, s, err := p.gpus(ctx, f)
 	if err != nil {
 		return err
@@ -102,10 +101,9 @@ func (p *plugin) reservations(ctx context.Context, f filter, o output) error {
 		if o.format != wide && len(shown) > shownHolders {
 			shown = append(slices.Clone(shown[:shownHolders]), fmt.Sprintf("and %d more", len(shown)-shownHolders))
 		}
-		t.rows = append(t.rows, row{[]string{r.Team, fmt.Sprint(len(r.GPUs)), fmt.Sprint(r.Held), age(&r.Since),
-			joined(shown)}, false})
+		t.add(r.Team, fmt.Sprint(len(r.GPUs)), fmt.Sprint(r.Held), age(&r.Since), joined(shown))
 	}
-	err = printList(p, printer, o, "ReservationList", list, func(r *Reservation) string { return r.Team },
+	err = printList(p, o, "ReservationList", list, func(r *Reservation) string { return r.Team },
 		"No GPUs are kept.", t)
 	return errors.Join(err, s.Err())
 }
@@ -131,8 +129,7 @@ func reservationsOf(all []*GPU, rules []*resourceapi.DeviceTaintRule) (list []*R
 	}
 	for _, g := range all {
 		for _, team := range g.keptFor() {
-			r := entry(team)
-			r.GPUs, r.Held = append(r.GPUs, g.Ref()), r.Held+min(len(g.Holders), 1)
+			entry(team).add(g)
 		}
 	}
 	slices.SortFunc(list, func(a, b *Reservation) int { return cmp.Compare(a.Team, b.Team) })
@@ -154,19 +151,11 @@ func endOf(team string) string {
 	return "kubectl delete devicetaintrules -l " + cluster.ReservedTaint + "=" + team
 }
 
-// reserve keeps GPUs for the team.
 func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	if err := f.check(team); err != nil {
 		return err
 	}
-	r, stop, err := p.reader()
-	if err != nil {
-		return err
-	}
+	r, stop := p.reader()
 	r.Devices = partitionsAsKinds
 	s := r.Read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
 	stop()
@@ -176,10 +165,7 @@ func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o o
 	if s.TaintRules == nil {
 		return fmt.Errorf("nothing is kept: %w", errNoRules)
 	}
-	all, err := selected(s, filter{driver: f.driver})
-	if err == nil {
-		err = f.unknown(all, s)
-	}
+	all, err := f.candidates(s)
 	if err != nil {
 		return err
 	}
@@ -191,29 +177,22 @@ func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o o
 	if err != nil {
 		return err
 	}
-	if !f.dryRun {
-		client, err := p.client()
-		if err != nil {
-			return err
-		}
-		if err := keep(ctx, client, rules); err != nil {
-			return fmt.Errorf("nothing is kept: %w", err)
-		}
-	}
-	if printer == nil && o.format != names {
-		return p.printReservation(team, chosen, len(rules), f, o)
-	}
 	kept := &Reservation{Team: team, Rules: []string{}}
 	for _, g := range chosen {
-		kept.GPUs, kept.Held = append(kept.GPUs, g.Ref()), kept.Held+min(len(g.Holders), 1)
+		kept.add(g)
 	}
-	if f.dryRun {
-		rules = nil
+	if !f.dryRun {
+		if err := keep(ctx, p.client, rules); err != nil {
+			return fmt.Errorf("nothing is kept: %w", err)
+		}
+		for _, rule := range rules {
+			kept.Rules = append(kept.Rules, rule.Name)
+		}
 	}
-	for _, rule := range rules {
-		kept.Rules = append(kept.Rules, rule.Name)
+	if o.printer == nil && o.format != names {
+		return p.printReservation(kept, chosen, len(rules), f, o)
 	}
-	return printList(p, printer, o, "ReservationList", []*Reservation{kept},
+	return printList(p, o, "ReservationList", []*Reservation{kept},
 		func(r *Reservation) string { return r.Team }, "", table{})
 }
 
@@ -304,18 +283,13 @@ func (f *reserveOptions) accepts(ctx context.Context, cache *cel.Cache, g *GPU) 
 // reservation returns the rules that keep the GPUs: one for a node of which all GPUs are kept, else one for each
 // device, which are the GPU and its partitions.
 func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resourceapi.DeviceTaintRule, error) {
-	type id struct {
-		pool cluster.PoolID
-		name string
-	}
-	kept := map[id]bool{}
+	kept := map[cluster.PoolID]sets.Set[string]{} // names of GPUs
 	for _, g := range chosen {
-		kept[id{cluster.PoolID{Driver: g.Driver, Pool: g.Pool}, g.Name}] = true
+		kept[g.poolID()] = kept[g.poolID()].Union(sets.New(g.Name))
 	}
 	open := map[cluster.PoolID]bool{} // a GPU of it is not kept
 	for _, g := range all {
-		pool := cluster.PoolID{Driver: g.Driver, Pool: g.Pool}
-		open[pool] = open[pool] || !kept[id{pool, g.Name}]
+		open[g.poolID()] = open[g.poolID()] || !kept[g.poolID()].Has(g.Name)
 	}
 	published := map[cluster.PoolID]int64{}
 	current := cluster.Current(offer.All(s.Slices, s.TaintRules)) // also partitions that are published later
@@ -328,28 +302,24 @@ func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resou
 	}
 	prefix := fmt.Sprintf("kubectl-gpu-reserve-%s-%s", team, rand.String(5))
 	var rules []*resourceapi.DeviceTaintRule
-	add := func(selector *resourceapi.DeviceTaintSelector) {
-		rules = append(rules, &resourceapi.DeviceTaintRule{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", prefix, len(rules)),
-				Labels: map[string]string{cluster.ReservedTaint: team}},
-			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: selector,
-				Taint: resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: team,
-					Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
-	}
 	whole := map[cluster.PoolID]bool{}
 	for _, slice := range current {
 		pool := cluster.PoolOf(slice)
 		for _, d := range slice.Spec.Devices {
 			selector := &resourceapi.DeviceTaintSelector{Driver: &pool.Driver, Pool: &pool.Pool}
 			switch {
-			case !kept[id{pool, gpu.ParentName(d.Name)}] || whole[pool]:
+			case !kept[pool].Has(gpu.ParentName(d.Name)) || whole[pool]:
 				continue
 			case open[pool]:
 				selector.Device = ptr.To(d.Name)
 			default:
 				whole[pool] = true
 			}
-			add(selector)
+			rules = append(rules, &resourceapi.DeviceTaintRule{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", prefix, len(rules)),
+					Labels: map[string]string{cluster.ReservedTaint: team}},
+				Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: selector, Taint: resourceapi.DeviceTaint{
+					Key: cluster.ReservedTaint, Value: team, Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
 		}
 	}
 	if len(rules) > maxRules {
@@ -395,24 +365,22 @@ func overlap(a, b *resourceapi.DeviceTaintRule) bool {
 }
 
 // printReservation prints the GPUs, who holds them, and how claims get them.
-func (p *plugin) printReservation(team string, chosen []*GPU, rules int, f reserveOptions, o output) error {
+func (p *plugin) printReservation(r *Reservation, chosen []*GPU, rules int, f reserveOptions, o output) error {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "HELD BY"}}
-	held := 0
 	for _, g := range chosen {
-		t.rows = append(t.rows, row{[]string{g.place(), g.Name, orNone(g.Model), holdersCell(g, shownHolders)}, false})
-		held += min(len(g.Holders), 1)
+		t.add(g.place(), g.Name, cmp.Or(g.Model, none), holdersCell(g, shownHolders))
 	}
 	if err := p.printTable(t, o); err != nil {
 		return err
 	}
+	gpus, written := count(len(chosen), "GPU"), count(rules, "DeviceTaintRule")
 	if f.dryRun {
-		fmt.Fprintf(p.Out, "It would keep %s for %s, by %s. Nothing was changed.\n", count(len(chosen), "GPU"), team,
-			count(rules, "DeviceTaintRule"))
+		fmt.Fprintf(p.Out, "It would keep %s for %s, by %s. Nothing was changed.\n", gpus, r.Team, written)
 		return nil
 	}
-	fmt.Fprintf(p.Out, "Kept for %s: %s, by %s.\n", team, count(len(chosen), "GPU"), count(rules, "DeviceTaintRule"))
-	if held > 0 {
-		fmt.Fprintf(p.Out, "Held now: %d of them, until the claims end that hold them.\n", held)
+	fmt.Fprintf(p.Out, "Kept for %s: %s, by %s.\n", r.Team, gpus, written)
+	if r.Held > 0 {
+		fmt.Fprintf(p.Out, "Held now: %d of them, until the claims end that hold them.\n", r.Held)
 	}
 	fmt.Fprintf(p.Out, `Claims of %s get them with this, in requests[].exactly or requests[].firstAvailable[]:
 
@@ -421,6 +389,6 @@ tolerations:
 
 Whoever may create claims can write it. Pods with extended resources, such as nvidia.com/gpu, cannot.
 To end it: %s
-`, team, cluster.ReservedTaint, team, endOf(team))
+`, r.Team, cluster.ReservedTaint, r.Team, endOf(r.Team))
 	return nil
 }

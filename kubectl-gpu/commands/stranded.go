@@ -5,7 +5,6 @@ package commands
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -15,21 +14,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
-// errNoPods says that strand needs more than the user may read.
-var errNoPods = errors.New("--stranded needs all claims, nodes and pods of the cluster")
-
 // strand notes which GPUs are idle, in part or as a whole, and fit no pod like those that have GPUs, and why. Pods that
 // wait do not matter: they would have the GPUs that fit them. The snapshot needs all claims, nodes and pods, and the
 // GPUs must be all of a node.
 func strand(s *cluster.Snapshot, all []*GPU) error {
 	if s.Unread[cluster.Claims] != nil || s.Unread[cluster.Nodes] != nil || s.Unread[cluster.Pods] != nil {
-		return errors.Join(errNoPods, s.Err())
+		return errors.Join(errors.New("--stranded needs all claims, nodes and pods of the cluster"), s.Err())
 	}
 	idle, ofPod := map[string]int64{}, map[types.NamespacedName]int64{} // thousandths of a core
 	for _, n := range s.Nodes {
@@ -90,11 +87,11 @@ func shapesOf(all []*GPU, cpus map[types.NamespacedName]int64) []placement.Shape
 			}
 		}
 	}
-	shapes := map[placement.Shape]bool{}
+	shapes := sets.New[placement.Shape]()
 	for _, p := range pods {
-		shapes[placement.ShapeOf(*p)] = true
+		shapes.Insert(placement.ShapeOf(*p))
 	}
-	return slices.Collect(maps.Keys(shapes))
+	return shapes.UnsortedList()
 }
 
 // idle returns how many thousandths of the GPU new claims can get.

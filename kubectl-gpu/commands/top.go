@@ -24,6 +24,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -64,7 +65,6 @@ const (
 	metricsRequests = 32
 )
 
-// topOptions are the flags of the command top.
 type topOptions struct {
 	output
 	plugins       string   // label selector
@@ -113,35 +113,20 @@ func topCommand(p *plugin) *cobra.Command {
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
 	cmd.Flags().BoolVar(&o.idle, "idle", false, "Show the claims that hold a GPU and do not use it.")
 	cmd.Flags().StringVar(&o.sortBy, "sort-by", "", "The most first: memory or utilization. Default: by name.")
-	if err := cmd.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(slices.Sorted(maps.Keys(topOrders)),
-		cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag exists
-	}
+	completeFlag(cmd, "sort-by", slices.Sorted(maps.Keys(topOrders)))
 	addPlugins(cmd, &o.plugins)
-	o.addFlags(cmd)
+	o.addFlags(p, cmd)
 	return cmd
 }
 
 func (p *plugin) top(ctx context.Context, o topOptions) error {
-	printer, err := o.printer()
+	plugins, err := pluginPods(ctx, p.client, o.plugins)
 	if err != nil {
 		return err
 	}
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	namespace, _, err := p.namespace()
-	if err != nil {
-		return err
-	}
-	plugins, err := pluginPods(ctx, client, o.plugins)
-	if err != nil {
-		return err
-	}
-	all, failed := uses(ctx, client, ofNodes(plugins, o.names))
+	all, failed := uses(ctx, p.client, ofNodes(plugins, o.names))
 	all = slices.DeleteFunc(all, func(u *Use) bool {
-		return !o.allNamespaces && u.Namespace != namespace ||
+		return !o.allNamespaces && u.Namespace != p.namespace ||
 			len(o.names) > 0 && !slices.ContainsFunc(o.names, u.named)
 	})
 	if of := topOrders[o.sortBy]; of != nil {
@@ -151,31 +136,32 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 	}
 	nothing := "No containers with GPUs found."
 	if !o.allNamespaces {
-		nothing = fmt.Sprintf("No containers with GPUs found in the namespace %s.", namespace)
+		nothing = fmt.Sprintf("No containers with GPUs found in the namespace %s.", p.namespace)
 	}
-	err = printList(p, printer, o.output, "UseList", all, nil, nothing, useTable(all, o))
+	err = printList(p, o.output, "UseList", all, nil, nothing, useTable(all, o))
 	return errors.Join(err, failed)
 }
 
 // ofNodes returns the plugins of the nodes that the names begin with; all, if one begins with something else.
 func ofNodes(plugins []corev1.Pod, names []string) []corev1.Pod {
-	var of []corev1.Pod
+	var nodes []string
 	for _, name := range names {
 		node, _, _ := strings.Cut(name, "/")
-		before := len(of)
-		for _, plugin := range plugins {
-			if plugin.Spec.NodeName == node {
-				of = append(of, plugin)
-			}
-		}
-		if len(of) == before {
+		nodes = append(nodes, node)
+		if len(onNodes(plugins, []string{node})) == 0 {
 			return plugins
 		}
 	}
 	if len(names) == 0 {
 		return plugins
 	}
-	return of
+	return onNodes(plugins, nodes)
+}
+
+// onNodes returns the pods of the nodes.
+func onNodes(pods []corev1.Pod, nodes []string) []corev1.Pod {
+	of := sets.New(nodes...)
+	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool { return !of.Has(p.Spec.NodeName) })
 }
 
 // named reports whether the name is that of the GPU, or of its node.
@@ -299,18 +285,11 @@ func parse(text []byte, node string) ([]*Use, error) {
 // labelled returns the container and the GPU that the labels name.
 func labelled(metric *dto.Metric, node string) Use {
 	u := Use{Node: node}
+	fields := map[string]*string{"namespace": &u.Namespace, "pod": &u.Pod, "container": &u.Container, "uuid": &u.UUID,
+		"device": &u.GPU}
 	for _, label := range metric.GetLabel() {
-		switch value := label.GetValue(); label.GetName() {
-		case "namespace":
-			u.Namespace = value
-		case "pod":
-			u.Pod = value
-		case "container":
-			u.Container = value
-		case "uuid":
-			u.UUID = value
-		case "device":
-			u.GPU = value
+		if field := fields[label.GetName()]; field != nil {
+			*field = label.GetValue()
 		}
 	}
 	return u
@@ -320,34 +299,25 @@ func labelled(metric *dto.Metric, node string) Use {
 func percent(ratio float64) int64 { return int64(100*ratio + 0.5) }
 
 func useTable(all []*Use, o topOptions) table {
-	t := table{header: []string{"POD", "CONTAINER", "NODE", "GPU", "MEMORY", "CORES", "UTILIZATION"}}
-	if o.allNamespaces {
-		t.header = append([]string{"NAMESPACE"}, t.header...)
-	}
+	t := table{header: []string{"NAMESPACE", "POD", "CONTAINER", "NODE", "GPU", "MEMORY", "CORES", "UTILIZATION"}}
 	for _, u := range all {
-		memory := unknown
-		if u.MemoryUsed != nil {
+		memory, cores := unknown, none
+		if u.MemoryRequested != nil {
+			memory = memoryCell(Amount{Total: *u.MemoryRequested, Used: u.MemoryUsed})
+		} else if u.MemoryUsed != nil {
 			memory = size(*u.MemoryUsed)
 		}
-		if u.MemoryRequested != nil {
-			memory += "/" + size(*u.MemoryRequested)
-			if b := bar(Amount{Total: *u.MemoryRequested, Used: u.MemoryUsed}); b != "" {
-				memory = b + " " + memory
-			}
-		}
-		cores := none
 		if u.CoresRequested != nil {
-			cores = coresOf(Holder{Cores: *u.CoresRequested})
+			cores = limit(*u.CoresRequested)
 		}
 		utilization := unknown
 		if u.Utilization != nil {
 			utilization = fmt.Sprintf("%d%%", *u.Utilization)
 		}
-		cells := []string{u.Pod, u.Container, u.Node, u.GPU, memory, cores, utilization}
-		if o.allNamespaces {
-			cells = append([]string{u.Namespace}, cells...)
-		}
-		t.rows = append(t.rows, row{cells: cells})
+		t.add(u.Namespace, u.Pod, u.Container, u.Node, u.GPU, memory, cores, utilization)
+	}
+	if !o.allNamespaces {
+		t.drop("NAMESPACE")
 	}
 	return t
 }

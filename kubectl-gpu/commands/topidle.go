@@ -18,16 +18,10 @@ type IdleHolder struct {
 
 // topIdle lists idle claims, longest first.
 func (p *plugin) topIdle(ctx context.Context, o topOptions) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	f := filter{names: o.names}
 	nothing := "No claim holds a GPU that it does not use."
 	if !o.allNamespaces {
-		if f.namespace, _, err = p.namespace(); err != nil {
-			return err
-		}
+		f.namespace = p.namespace
 		nothing = fmt.Sprintf("No claim of the namespace %s holds a GPU that it does not use.", f.namespace)
 	}
 	gpus, s, err := p.gpus(ctx, f)
@@ -45,9 +39,8 @@ func (p *plugin) topIdle(ctx context.Context, o topOptions) error {
 	slices.SortStableFunc(all, func(a, b *IdleHolder) int { return a.IdleSince.Compare(b.IdleSince.Time) })
 	t := table{header: []string{"NAMESPACE", "CLAIM", "PODS", "NODE", "GPU", "HELD FOR", "IDLE FOR"}}
 	for _, h := range all {
-		t.rows = append(t.rows, row{cells: []string{h.Namespace, h.Claim, joined(h.Pods), h.Node, h.GPU, age(h.Since),
-			age(h.IdleSince)}})
+		t.add(h.Namespace, h.Claim, joined(h.Pods), h.Node, h.GPU, age(h.Since), age(h.IdleSince))
 	}
-	err = printList(p, printer, o.output, "IdleHolderList", all, nil, nothing, t)
+	err = printList(p, o.output, "IdleHolderList", all, nil, nothing, t)
 	return errors.Join(err, s.Err())
 }

@@ -42,23 +42,12 @@ func uiCommand(p *plugin) *cobra.Command {
 const readHeaderTimeout = 10 * time.Second
 
 func (p *plugin) ui(ctx context.Context, f filter, plugins string, port uint16) error {
-	client, err := p.client()
-	if err != nil {
+	if err := p.connect(); err != nil {
 		return err
 	}
-	namespace, _, err := p.namespace()
-	if err != nil {
-		return err
-	}
-	s, err := p.read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
-	if err != nil {
-		return err
-	}
-	if s.Unread[cluster.Slices] != nil {
-		return s.Err()
-	}
-	b := newBoard(f, namespace)
-	b.podNamespace = readPendingPods(ctx, client, s, namespace)
+	s := p.read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
+	b := newBoard(f, p.namespace)
+	b.podNamespace = readPendingPods(ctx, p.client, s, p.namespace)
 	if err := b.update(s); err != nil {
 		return err
 	}
@@ -68,12 +57,12 @@ func (p *plugin) ui(ctx context.Context, f filter, plugins string, port uint16) 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go b.follow(ctx, client, s)
+	go b.follow(ctx, p.client, s)
 
 	of := newReasons(func(ctx context.Context) *cluster.Snapshot {
-		return schedule.Read(ctx, read.Reader{Client: client, Namespace: namespace}, "", nil, nil)
+		return schedule.Read(ctx, read.Reader{Client: p.client, Namespace: p.namespace}, "", nil, nil)
 	})
-	page := newPageServer(b, of, &usage{client: client, plugins: plugins}, listener.Addr().String(), rand.Text())
+	page := newPageServer(b, of, &usage{client: p.client, plugins: plugins}, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the error is that of the listener

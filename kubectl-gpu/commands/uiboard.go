@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
@@ -79,7 +78,7 @@ func newBoard(f filter, namespace string) *board {
 
 // update makes the snapshot the state, and wakes the subscribers.
 func (b *board) update(s *cluster.Snapshot) error {
-	all, err := selected(s, b.filter)
+	all, err := b.filter.candidates(s)
 	if err != nil {
 		return err
 	}
@@ -102,7 +101,6 @@ func (b *board) update(s *cluster.Snapshot) error {
 	return nil
 }
 
-// fail notes that a watch has failed.
 func (b *board) fail(resource string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -114,11 +112,16 @@ func (b *board) publish(next *boardState) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.state = next
-	for wake := range b.subscribers {
-		select {
-		case wake <- struct{}{}:
-		default: // it has not seen the last one yet
-		}
+	for subscriber := range b.subscribers {
+		wake(subscriber)
+	}
+}
+
+// wake wakes the reader of the channel. If it has not seen the last time yet, it will see this one, too.
+func wake(reader chan<- struct{}) {
+	select {
+	case reader <- struct{}{}:
+	default:
 	}
 }
 
@@ -141,7 +144,6 @@ func (b *board) unread(s *cluster.Snapshot) []string {
 	return all
 }
 
-// current returns the state.
 func (b *board) current() *boardState {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,7 +151,7 @@ func (b *board) current() *boardState {
 }
 
 // subscribe returns a channel that wakes the caller when the state has changed, until it calls stop.
-func (b *board) subscribe() (wake <-chan struct{}, stop func()) {
+func (b *board) subscribe() (changed <-chan struct{}, stop func()) {
 	c := make(chan struct{}, 1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,20 +186,15 @@ func (s *boardState) messageSince(before *boardState) pageMessage {
 // follow watches what the user could read at first, and updates the state until ctx ends.
 func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *cluster.Snapshot) {
 	changed := make(chan struct{}, 1)
-	signal := func() {
-		select {
-		case changed <- struct{}{}:
-		default: // the next update will see it
-		}
-	}
+	signal := func() { wake(changed) }
 	claims := metav1.NamespaceAll
 	var partial *cluster.PartialError
 	if errors.As(first.Unread[cluster.Claims], &partial) {
 		claims = partial.Namespace
 	}
-	all := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
-	inNamespace := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(claims),
-		informers.WithTransform(withoutManagedFields))
+	slim := informers.WithTransform(withoutManagedFields)
+	all := informers.NewSharedInformerFactoryWithOptions(client, 0, slim)
+	inNamespace := informers.NewSharedInformerFactoryWithOptions(client, 0, slim, informers.WithNamespace(claims))
 	watched := map[string]cache.SharedIndexInformer{
 		cluster.Slices: all.Resource().V1().ResourceSlices().Informer(),
 	}
@@ -211,8 +208,8 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 		watched[cluster.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
 	}
 	if first.Unread[cluster.Pods] == nil {
-		watched[cluster.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0,
-			informers.WithNamespace(b.podNamespace), informers.WithTransform(withoutManagedFields),
+		watched[cluster.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0, slim,
+			informers.WithNamespace(b.podNamespace),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = pendingPhase }),
 		).Core().V1().Pods().Informer()
 		go watched[cluster.Pods].RunWithContext(ctx)
@@ -299,7 +296,7 @@ func stored[T metav1.Object](informer cache.SharedIndexInformer, first []T) (all
 
 // withoutManagedFields saves memory.
 func withoutManagedFields(o any) (any, error) {
-	if object, err := meta.Accessor(o); err == nil {
+	if object, ok := o.(metav1.Object); ok {
 		object.SetManagedFields(nil)
 	}
 	return o, nil

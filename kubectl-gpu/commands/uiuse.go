@@ -37,17 +37,7 @@ func (u *usage) of(ctx context.Context, nodes []string) ([]*Use, error) {
 		}
 		u.pods, u.at = pods, time.Now()
 	}
-	named := map[string]bool{}
-	for _, node := range nodes {
-		named[node] = true
-	}
-	var asked []corev1.Pod
-	for _, pod := range u.pods {
-		if named[pod.Spec.NodeName] {
-			asked = append(asked, pod)
-		}
-	}
-	return uses(ctx, u.client, asked)
+	return uses(ctx, u.client, onNodes(u.pods, nodes))
 }
 
 // use answers what containers use of the GPUs of the nodes that the query names.

@@ -31,15 +31,14 @@ func versionCommand(p *plugin, version string) *cobra.Command {
 // versions prints what it can find out.
 func (p *plugin) versions(ctx context.Context, version, selector string) error {
 	t := table{header: []string{"PROGRAM", "VERSION", "NODES"}}
-	add := func(cells ...string) { t.rows = append(t.rows, row{cells: cells}) }
-	add("kubectl-gpu", version, none)
-	client, err := p.client()
+	t.add("kubectl-gpu", version, none)
+	err := p.connect()
 	if err == nil {
-		info, failed := client.Discovery().ServerVersion()
+		info, failed := p.client.Discovery().ServerVersion()
 		if failed == nil {
-			add("Kubernetes", info.GitVersion, none)
+			t.add("Kubernetes", info.GitVersion, none)
 		}
-		pods, unread := pluginPods(ctx, client, selector)
+		pods, unread := pluginPods(ctx, p.client, selector)
 		err = errors.Join(failed, unread)
 		nodes := map[string]sets.Set[string]{} // by image
 		for _, pod := range pods {
@@ -50,7 +49,7 @@ func (p *plugin) versions(ctx context.Context, version, selector string) error {
 			}
 		}
 		for _, image := range slices.Sorted(maps.Keys(nodes)) {
-			add("driver", image, fmt.Sprint(len(nodes[image])))
+			t.add("driver", image, fmt.Sprint(len(nodes[image])))
 		}
 	}
 	return errors.Join(p.printTable(t, output{}), err)

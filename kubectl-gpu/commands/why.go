@@ -25,7 +25,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// whyOptions are the flags of the command why.
 type whyOptions struct {
 	output
 	allNamespaces bool
@@ -57,7 +56,7 @@ func whyCommand(p *plugin) *cobra.Command {
 		ValidArgsFunction: p.completeWaiting,
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List what waits in all namespaces.")
-	o.addFlags(cmd, wide, names)
+	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
 
@@ -83,36 +82,22 @@ func parseObject(arg string) (kind, name string, err error) {
 }
 
 func (p *plugin) why(ctx context.Context, arg string, o output) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	kind, name, err := parseObject(arg)
 	if err != nil {
 		return err
 	}
-	namespace, _, err := p.namespace()
-	if err != nil {
-		return err
-	}
 	if kind != "" && kind != "pod" && kind != "claim" {
-		if name, err = p.podOf(ctx, kind, namespace, name); err != nil {
+		if name, err = p.podOf(ctx, kind, name); err != nil {
 			return err
 		}
 		kind = "pod"
 	}
-	report, err := p.current(ctx, kind, namespace, name)
+	report, err := p.current(ctx, kind, p.namespace, name)
 	if err != nil {
 		return err
 	}
-	if client, err := p.client(); err == nil {
-		asTold(ctx, client, report)
-	}
-	if printer != nil {
-		err = printer.PrintObj(newList("ReportList", []*why.Answer{report}), p.Out)
-	} else {
-		err = report.Text(p.Out)
-	}
+	asTold(ctx, p.client, report)
+	err = printEach(p, o, "ReportList", []*why.Answer{report}, (*why.Answer).Text)
 	if report.Outcome == why.Undecided {
 		err = errors.Join(err, errors.New("what could be read is not enough for an answer, or there was too little "+
 			"time"))
@@ -121,7 +106,7 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 }
 
 // asTold makes what the controller has last written about the object the answer, where the user lacks rights.
-func asTold(ctx context.Context, client *kubernetes.Clientset, r *why.Answer) {
+func asTold(ctx context.Context, client kubernetes.Interface, r *why.Answer) {
 	if r.Outcome != why.Undecided || r.Search.Complete {
 		return
 	}
@@ -138,19 +123,16 @@ func asTold(ctx context.Context, client *kubernetes.Clientset, r *why.Answer) {
 }
 
 // podOf returns the name of a pod of the workload: one that waits for a node, or else one that does not run, or any.
-func (p *plugin) podOf(ctx context.Context, kind, namespace, name string) (string, error) {
-	client, err := p.client()
-	if err != nil {
-		return "", err
-	}
-	selector, err := selectorOf(ctx, client, kind, namespace, name)
+func (p *plugin) podOf(ctx context.Context, kind, name string) (string, error) {
+	namespace := p.namespace
+	selector, err := selectorOf(ctx, p.client, kind, namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("there is no %s %s in namespace %s", kind, name, namespace)
 	}
 	if err != nil {
 		return "", err
 	}
-	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	pods, err := p.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return "", err
 	}
@@ -176,7 +158,7 @@ func progress(pod corev1.Pod) int {
 }
 
 // selectorOf returns the label selector of the pods of a workload.
-func selectorOf(ctx context.Context, client *kubernetes.Clientset, kind, namespace, name string) (string, error) {
+func selectorOf(ctx context.Context, client kubernetes.Interface, kind, namespace, name string) (string, error) {
 	rest := client.AppsV1().RESTClient()
 	if kind == "job" {
 		rest = client.BatchV1().RESTClient()
@@ -231,15 +213,12 @@ func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*wh
 	return nil, fmt.Errorf("%s/%s changed %d times while it was explained: try again", namespace, name, attempts)
 }
 
-// explain reads the cluster and explains the object.
 func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*why.Answer, error) {
-	r, stop, err := p.reader()
-	if err != nil {
-		return nil, err
-	}
+	r, stop := p.reader()
 	s := schedule.Read(ctx, r, namespace, nil, nil)
 	stop()
 	var report *why.Answer
+	var err error
 	if kind != "claim" {
 		report, err = why.Pod(ctx, s, namespace, name)
 	}
@@ -256,16 +235,11 @@ func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*wh
 	return nil, fmt.Errorf("there is no %s %s in namespace %s", what, name, namespace)
 }
 
-// object reads the object of the report.
 func (p *plugin) object(ctx context.Context, of *why.Answer) (metav1.Object, error) {
-	client, err := p.client()
-	if err != nil {
-		return nil, err
-	}
 	if of.Kind == "Pod" {
-		return client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+		return p.client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 	}
-	return client.ResourceV1().ResourceClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+	return p.client.ResourceV1().ResourceClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 }
 
 // completeWaiting completes the names of pods and claims that wait.
@@ -274,25 +248,21 @@ func (p *plugin) completeWaiting(cmd *cobra.Command, args []string, prefix strin
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	namespace, _, err := p.namespace()
-	if err != nil {
+	if p.connect() != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	s, err := p.read(cmd.Context(), cluster.Pods, cluster.Claims)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
+	s := p.read(cmd.Context(), cluster.Pods, cluster.Claims)
 	var all []string
 	for _, pod := range s.Pods {
-		if pod.Namespace == namespace && pod.Spec.NodeName == "" && strings.HasPrefix("pod/"+pod.Name, prefix) {
+		if pod.Namespace == p.namespace && pod.Spec.NodeName == "" {
 			all = append(all, "pod/"+pod.Name)
 		}
 	}
 	for _, claim := range s.Claims {
-		if claim.Namespace == namespace && claim.Status.Allocation == nil &&
-			strings.HasPrefix("claim/"+claim.Name, prefix) {
+		if claim.Namespace == p.namespace && claim.Status.Allocation == nil {
 			all = append(all, "claim/"+claim.Name)
 		}
 	}
+	all = slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, prefix) })
 	return all, cobra.ShellCompDirectiveNoFileComp
 }

@@ -30,24 +30,15 @@ func (a pendingAnswer) name() string { return a.of.Kind + "/" + a.of.Name }
 // whyAll prints a line about each pod that asks for devices and has not started, and about each claim that has no
 // devices and no such pod: of the namespace, or of all namespaces.
 func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
-	printer, err := o.printer()
-	if err != nil {
-		return err
-	}
 	namespace, nothing := "", "No pod or claim waits for devices."
 	if !o.allNamespaces {
-		if namespace, _, err = p.namespace(); err != nil {
-			return err
-		}
+		namespace = p.namespace
 		if err := p.unknownNamespace(ctx, namespace); err != nil {
 			return err
 		}
 		nothing = fmt.Sprintf("No pod or claim of the namespace %s waits for devices.", namespace)
 	}
-	r, stop, err := p.reader()
-	if err != nil {
-		return err
-	}
+	r, stop := p.reader()
 	s := schedule.Read(ctx, r, namespace, nil, nil)
 	objects := slices.DeleteFunc(pending(s), func(o pendingObject) bool {
 		return namespace != "" && o.Namespace != namespace
@@ -66,12 +57,8 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 		}
 	}
 	stop()
-	if !listed(s, cluster.Pods, namespace) || !listed(s, cluster.Claims, namespace) {
+	if s.Unknown(cluster.Pods, namespace) != nil || s.Unknown(cluster.Claims, namespace) != nil {
 		return s.Err()
-	}
-	client, err := p.client()
-	if err != nil {
-		return err
 	}
 	var all []pendingAnswer
 	explainer := why.NewExplainer(s, why.Options{})
@@ -90,13 +77,13 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 				answer = now
 			}
 		}
-		asTold(ctx, client, answer)
+		asTold(ctx, p.client, answer)
 		if answer.Outcome == why.Undecided {
 			undecided++
 		}
 		all = append(all, pendingAnswer{answer, object})
 	}
-	err = printList(p, printer, o.output, "ReportList", all, pendingAnswer.name, nothing, pendingTable(all, o))
+	err := printList(p, o.output, "ReportList", all, pendingAnswer.name, nothing, pendingTable(all, o))
 	if undecided > 0 {
 		err = errors.Join(err, fmt.Errorf("what could be read is not enough for an answer about %d of them, or there "+
 			"was too little time", undecided))
@@ -104,25 +91,15 @@ func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
 	return err
 }
 
-// pendingTable returns a row for each answer. With -o wide, it has what would help.
 func pendingTable(all []pendingAnswer, o whyOptions) table {
-	t := table{header: []string{"NAME", "AGE", "WHY"}}
-	if o.format == wide {
-		t.header = append(t.header, "WHAT HELPS")
-	}
-	if o.allNamespaces {
-		t.header = append([]string{"NAMESPACE"}, t.header...)
-	}
+	t := table{header: []string{"NAMESPACE", "NAME", "AGE", "WHY", "WHAT HELPS"}, wide: []string{"WHAT HELPS"}}
 	for _, a := range all {
 		cause := strings.TrimPrefix(strings.TrimPrefix(a.Cause, a.of.Kind+" "+a.Name+" "), "waits: ")
-		cells := []string{a.name(), age(&a.of.Created), cause}
-		if o.format == wide {
-			cells = append(cells, cmp.Or(strings.TrimPrefix(a.Advice(), "smallest change: "), none))
-		}
-		if o.allNamespaces {
-			cells = append([]string{a.Namespace}, cells...)
-		}
-		t.rows = append(t.rows, row{cells: cells})
+		advice := cmp.Or(strings.TrimPrefix(a.Advice(), "smallest change: "), none)
+		t.add(a.Namespace, a.name(), age(&a.of.Created), cause, advice)
+	}
+	if !o.allNamespaces {
+		t.drop("NAMESPACE")
 	}
 	return t
 }
