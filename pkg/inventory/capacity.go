@@ -21,9 +21,7 @@ type Capacity struct {
 // AllCapacities are the capacities of GPUs and partitions. A capacity of a device that can be shared has a request
 // policy, because without one the first claim would consume all of it.
 var AllCapacities = append([]Capacity{
-	{"memory", "bytes", "as NVML reports it, rounded down to 1 MiB; a fractional GPU can be asked for some of it, in " +
-		"steps of 1Mi, and a claim that does not ask gets all of it; of an unlimited GPU only what claims ask for is " +
-		"counted",
+	{"memory", "bytes", "as NVML reports it, rounded down to 1 MiB",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
 			all := resource.NewQuantity(int64(Memory(d)), resource.BinarySI)
 			if sharing(d) == gpu.Unlimited {
