@@ -38,7 +38,8 @@ const (
 	names = "name"
 )
 
-// addFlags adds the flags, which are checked before the command connects and runs. formats are those besides JSON and
+// addFlags adds the flags, which are checked before the command connects and runs; the
+// command has its RunE already. formats are those besides JSON and
 // YAML.
 func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 	o.formats = formats
@@ -46,11 +47,15 @@ func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 		"Output format. One of: ("+strings.Join(o.allowed(), ", ")+").")
 	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print tables without headers.")
 	completeFlag(cmd, "output", o.allowed())
-	cmd.PreRunE = func(*cobra.Command, []string) error {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { // after cobra has checked what flags are required
 		if err := o.check(); err != nil {
 			return err
 		}
-		return p.connect()
+		if err := p.connect(); err != nil {
+			return err
+		}
+		return run(cmd, args)
 	}
 }
 

@@ -171,7 +171,8 @@ func (u *Use) named(name string) bool {
 
 // pluginPods returns the pods of the driver's plugins.
 func pluginPods(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Pod, error) {
-	found, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	found, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector,
+		ResourceVersion: "0"}) // what the API server has in memory is new enough
 	if err != nil {
 		return nil, (&cluster.Snapshot{Unread: map[string]error{cluster.Pods: err}}).Err()
 	}

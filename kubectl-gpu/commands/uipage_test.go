@@ -300,13 +300,14 @@ func TestPageKeepsFocus(t *testing.T) {
 	b.wait(t, focused, `"gpu-43-00-0"`)
 }
 
-// TestPageUse: the page shows what containers use, follows the GPU that is open, and says when it is cut off.
-func TestPageUse(t *testing.T) {
+// serveUse starts the page of a snapshot, with the metrics of the plugin on node a, which does not answer while down is
+// set.
+func serveUse(t *testing.T, s *cluster.Snapshot) (page *pageServer, stop func(), down *atomic.Bool) {
+	t.Helper()
 	api := newCluster(t)
-	s := pageSnapshot(t)
-	api.Pods = append(api.Pods, pluginPod("a"))
+	down = &atomic.Bool{}
 	metrics := strings.ReplaceAll(metricsOfA(), `"train"`, `"pod-train"`)
-	var down atomic.Bool
+	api.Pods = append(api.Pods, pluginPod("a"))
 	api.answers = map[string]http.HandlerFunc{proxy("a"): func(w http.ResponseWriter, r *http.Request) {
 		if down.Load() {
 			http.Error(w, "down", http.StatusServiceUnavailable)
@@ -318,7 +319,47 @@ func TestPageUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, stop := serveUntil(t, s, kubernetes.NewForConfigOrDie(config))
+	page, stop = serveUntil(t, s, kubernetes.NewForConfigOrDie(config))
+	return page, stop, down
+}
+
+// TestPageWorkloads: what has started on a node and does not run has a row; rows stay the same ones; and use is asked
+// for of what runs, however much waits.
+func TestPageWorkloads(t *testing.T) {
+	s := pageSnapshot(t)
+	for i := range 60 {
+		waiting := claim(fmt.Sprint("pending-", i), "", "")
+		waiting.Status = resourceapi.ResourceClaimStatus{}
+		s.Claims = append(s.Claims, waiting)
+	}
+	stuck := s.Pods[0].DeepCopy()
+	stuck.Name, stuck.Spec.NodeName = "stuck", "a"
+	s.Pods = append(s.Pods, stuck)
+	page, _, _ := serveUse(t, s)
+	b := newBrowser(t)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url() + "#view=workloads"})
+	const row = "[...document.querySelectorAll('#workloads tbody tr')].find((r) => r.innerText.includes('%s'))"
+	train, starting := fmt.Sprintf(row, "ml/train"), fmt.Sprintf(row, "ml/stuck")
+	b.wait(t, train+"?.cells[4].innerText", `"50% busy, 1Gi of 5Gi"`)
+	b.wait(t, starting+".cells[0].innerText", `"starting"`)
+	b.wait(t, "("+starting+".scrollIntoView(), "+starting+
+		".querySelector('.reason').innerText.startsWith('pod stuck '))", "true")
+	b.eval(t, "(window.kept = "+train+", "+train+".querySelector('.link').focus())")
+	next := *s
+	next.Claims = s.Claims[:len(s.Claims)-1]
+	if err := page.board.update(&next); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, "document.querySelector('[data-state=waiting] b').innerText", `"61"`)
+	if got := b.eval(t, "window.kept === "+train+" && window.kept.isConnected"); got != "true" {
+		t.Errorf("the row of what runs is another one: got %s", got)
+	}
+}
+
+// TestPageUse: the page shows what containers use, follows the GPU that is open, and says when it is cut off.
+func TestPageUse(t *testing.T) {
+	s := pageSnapshot(t)
+	page, stop, down := serveUse(t, s)
 	b := newBrowser(t)
 	b.call(t, "Page.navigate", map[string]any{"url": page.url() + "#gpu=a/gpu-3b-00-0"})
 	b.wait(t, "document.querySelector('#use p')?.innerText",

@@ -28,8 +28,17 @@ type usage struct {
 
 // of asks the plugins of the nodes. What is returned beside an error is of the plugins that have answered.
 func (u *usage) of(ctx context.Context, nodes []string) ([]*Use, error) {
+	pods, err := u.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return uses(ctx, u.client, onNodes(pods, nodes))
+}
+
+// list returns the driver's plugins.
+func (u *usage) list(ctx context.Context) ([]corev1.Pod, error) {
 	u.mu.Lock()
-	defer u.mu.Unlock() // pages ask one after the other
+	defer u.mu.Unlock()
 	if time.Since(u.at) > pluginsAge {
 		pods, err := pluginPods(ctx, u.client, u.plugins)
 		if err != nil {
@@ -37,7 +46,7 @@ func (u *usage) of(ctx context.Context, nodes []string) ([]*Use, error) {
 		}
 		u.pods, u.at = pods, time.Now()
 	}
-	return uses(ctx, u.client, onNodes(u.pods, nodes))
+	return u.pods, nil
 }
 
 // use answers what containers use of the GPUs of the nodes that the query names.

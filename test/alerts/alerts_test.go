@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -262,7 +263,7 @@ func TestDashboard(t *testing.T) {
 	for title, exprs := range all {
 		for _, expr := range exprs {
 			vector, err := query(t.Context(), expr, time.Unix(0, 0).Add(20*time.Minute))
-			if err != nil || len(vector) == 0 {
+			if err != nil || len(vector) == 0 || math.IsNaN(vector[0].F) {
 				t.Errorf("%s: %s: got %v, %v, want a result", title, expr, vector, err)
 			}
 		}

@@ -317,52 +317,58 @@ function choices() {
 
 // workloads returns the pods and claims that have GPUs or wait for them: what needs somebody first.
 function workloads() {
-  const byKey = new Map();
-  const starting = new Set(pending.filter((p) => p.node).map((p) => `${p.namespace}/${p.name}`));
+  const claims = new Map();
+  const starting = new Map(pending.filter((p) => p.node).map((p) => [`${p.namespace}/${p.name}`, p]));
+  const seen = new Set(); // the starting pods whose claims have GPUs
   for (const node of nodes.values()) {
     for (const gpu of node.gpus) {
-      if (gpu.server && gpu.node === undefined) continue;
       for (const h of gpu.holders || []) {
-        const key = claimOf(h);
-        const w = byKey.get(key) || { namespace: h.namespace, name: key, pods: h.pods || [], has: [], gpus: [], since: h.since,
-          state: 'running', notes: [] };
+        const name = claimOf(h);
+        const w = claims.get(name) || { key: name, namespace: h.namespace, name, pods: h.pods || [], has: [], gpus: [],
+          since: h.since, state: 'running', notes: [] };
+        claims.set(name, w);
         w.has.push(share(h));
         if (!w.gpus.includes(gpu)) w.gpus.push(gpu);
+        const pod = w.pods.map((p) => `${h.namespace}/${p}`).find((p) => starting.has(p));
         if (h.problem) [w.state, w.notes] = ['cannot start', [...new Set(w.notes.concat(h.problem))]];
-        else if (w.state === 'running' && w.pods.some((p) => starting.has(`${h.namespace}/${p}`))) w.state = 'starting';
         else if (w.state === 'running' && h.idleSince) [w.state, w.notes] = ['idle', [`idle since ${time(h.idleSince)}`]];
-        byKey.set(key, w);
+        if (!pod) continue;
+        seen.add(pod);
+        w.pending = starting.get(pod);
+        if (w.state !== 'cannot start') [w.state, w.notes] = ['starting', []];
       }
     }
   }
-  const waiting = pending.filter((p) => !p.node).map((p) => ({ namespace: p.namespace, name: `${p.namespace}/${p.name}`,
-    pods: p.kind === 'pod' ? [p.name] : [], kind: p.kind, has: p.asks, gpus: [], since: p.created, state: 'waiting', notes: [],
-    pending: p }));
-  const rank = (w) => workloadStates.indexOf(w.state);
-  return [...waiting, ...byKey.values()].sort((a, b) => rank(a) - rank(b) ||
-    String(a.since).localeCompare(String(b.since)) || a.name.localeCompare(b.name));
+  const others = pending.filter((p) => !seen.has(`${p.namespace}/${p.name}`) || p.kind !== 'pod').map((p) => ({ key: keyOf(p),
+    namespace: p.namespace, name: `${p.namespace}/${p.name}`, pods: p.kind === 'pod' ? [p.name] : [], kind: p.kind, has: p.asks,
+    gpus: [], since: p.created, state: p.node ? 'starting' : 'waiting', notes: [], pending: p }));
+  return [...others, ...claims.values()];
 }
 
 // shownWorkloads is how many rows the table has at most.
 const shownWorkloads = 1000;
-const rows = new Map(); // pending object → its row, with what the server has answered
+const rows = new Map(); // key of a workload → its row
+let listed = []; // the workloads of the rows
 
 function drawWorkloads() {
-  const keys = new Set(pending.map(keyOf));
+  const [state, namespace, model, node] = ['state', 'namespace', 'model', 'node'].map((id) => $(id).value.trim());
+  const selected = !showsWorkloads() ? [] : workloads().filter((w) => (!state || w.state === state) &&
+    (!namespace || w.namespace === namespace) && (!model || w.gpus.some((g) => g.model === model)) &&
+    (!node || w.gpus.some((g) => (g.node || g.pool).includes(node))));
+  const before = (a, b) => (a < b ? -1 : Number(a > b));
+  const rank = (w) => workloadStates.indexOf(w.state);
+  selected.sort((a, b) => rank(a) - rank(b) || before(a.since || '', b.since || '') || before(a.name, b.name));
+  listed = selected.slice(0, shownWorkloads);
+  const keys = new Set(listed.map((w) => w.key));
   for (const [key, row] of rows) {
     if (keys.has(key)) continue;
-    watcher.unobserve(row);
-    visible.delete(row);
+    unwatch(row);
     rows.delete(key);
   }
-  if (!showsWorkloads()) return;
-  const [state, namespace, model, node] = ['state', 'namespace', 'model', 'node'].map((id) => $(id).value.trim());
-  const shown = workloads().filter((w) => (!state || w.state === state) && (!namespace || w.namespace === namespace) &&
-    (!model || w.gpus.some((g) => g.model === model)) && (!node || w.gpus.some((g) => (g.node || g.pool).includes(node))));
-  const elements = shown.slice(0, shownWorkloads).map(workloadRow);
-  if (shown.length > shownWorkloads) {
+  const elements = listed.map(workloadRow);
+  if (selected.length > shownWorkloads) {
     const more = element('tr');
-    more.append(element('td', '', `and ${shown.length - shownWorkloads} more: select a namespace or a state`));
+    more.append(element('td', '', `and ${selected.length - shownWorkloads} more: select a namespace or a state`));
     elements.push(more);
   }
   const body = $('workloads').tBodies[0];
@@ -372,25 +378,47 @@ function drawWorkloads() {
 
 const keyOf = (c) => `${c.kind} ${c.namespace}/${c.name} ${c.created}`;
 
-function workloadRow(w) {
-  const known = w.pending && rows.get(keyOf(w.pending));
-  if (known) return known;
+function newRow() {
   const row = element('tr');
-  const kinds = { waiting: 'waiting', 'cannot start': 'broken', idle: 'idle', starting: 'starting' };
-  const pods = w.pods.length && !w.pending ? `${w.name}: ${w.pods.join(', ')}` : `${w.kind || 'claim'} ${w.name}`;
-  const links = element('td');
-  w.gpus.forEach((g) => links.append(button('link', keyOfGPU(g), () => open(g)), ' '));
-  row.append(element('td', `state ${kinds[w.state] || ''}`, w.state), element('td', '', pods),
-    element('td', '', [...new Set(w.has)].join(', ')), links, element('td', '', useText(w)), element('td', 'since', time(w.since)));
-  for (const note of w.notes) row.cells[1].append(element('p', 'reason', note));
+  row.append(...['', '', '', '', '', 'since'].map((name) => element('td', name)));
+  row.cells[1].append(element('span'), element('p', 'note'), element('p', 'reason'));
   labelCells(row, ['State', 'Workload', 'Has or asks for', 'GPU', 'Use', 'Since']);
-  if (!w.pending) return row;
-  row.cells[1].append(element('p', 'reason', '…'));
-  row.claim = w.pending;
-  row.asked = -Infinity;
-  rows.set(keyOf(w.pending), row);
-  watcher.observe(row);
   return row;
+}
+
+// workloadRow returns the row of a workload, as it is now. It is the same one while the workload is listed.
+function workloadRow(w) {
+  const row = rows.get(w.key) || newRow();
+  rows.set(w.key, row);
+  const [state, what, has, gpus, use, since] = row.cells;
+  const kinds = { waiting: 'waiting', 'cannot start': 'broken', idle: 'idle', starting: 'starting' };
+  state.className = `state ${kinds[w.state] || ''}`;
+  setText(state, w.state);
+  setText(what.children[0], w.pods.length && !w.kind ? `${w.name}: ${w.pods.join(', ')}` : `${w.kind || 'claim'} ${w.name}`);
+  setText(what.children[1], w.notes.join('\n'));
+  setText(has, [...new Set(w.has)].join(', '));
+  const names = w.gpus.map(keyOfGPU);
+  if (gpus.dataset.names !== names.join()) {
+    gpus.dataset.names = names.join();
+    gpus.replaceChildren(...names.flatMap((n) => [button('link', n, () => { if (find(n)) open(find(n)); }), ' ']));
+  }
+  setText(use, useText(w));
+  setText(since, time(w.since));
+  if (w.pending && !row.claim) {
+    setText(what.children[2], '…');
+    row.asked = -Infinity;
+    watcher.observe(row);
+  } else if (!w.pending && row.claim) {
+    setText(what.children[2], '');
+    unwatch(row);
+  }
+  row.claim = w.pending;
+  return row;
+}
+
+function unwatch(row) {
+  watcher.unobserve(row);
+  visible.delete(row);
 }
 
 // labelCells gives cells the heads of their columns, for narrow screens, which do not show the head.
@@ -447,14 +475,16 @@ function drawLegend() {
 const settles = 3000; // milliseconds
 const missing = new Map(); // what is missing → since when
 let problems = [];
+let settling = 0; // the timer of the next look
 
 function drawMissing() {
+  clearTimeout(settling);
   const now = performance.now();
   for (const p of missing.keys()) if (!problems.includes(p)) missing.delete(p);
   for (const p of problems) if (!missing.has(p)) missing.set(p, now);
   const isNew = (p) => p.includes(' slices of the pool ') && now - missing.get(p) < settles;
   const shown = problems.filter((p) => !isNew(p));
-  if (shown.length < problems.length) setTimeout(drawMissing, settles);
+  if (shown.length < problems.length) settling = setTimeout(drawMissing, settles);
   $('unread').hidden = shown.length === 0;
   const list = $('unread').querySelector('ul');
   if ([...list.children].map((e) => e.textContent).join('\n') !== shown.join('\n')) { // a change is read aloud
@@ -467,7 +497,11 @@ function receive(message) {
   complete = true;
   for (const [name, node] of Object.entries(message.nodes || {})) {
     if (node) nodes.set(name, node);
-    else nodes.delete(name);
+    else {
+      nodes.delete(name);
+      uses.delete(name);
+      seenNodes.delete(name);
+    }
   }
   if (message.pending) pending = message.pending;
   if (message.unread) problems = message.unread;
@@ -569,10 +603,12 @@ function show(gpu) {
 
 // Use is asked for of the nodes that can be seen, and of the GPU of the dialog. The last hour is kept here.
 const useAge = 15000; // milliseconds between two questions
-const samples = 240; // an hour
+const retryAge = 60000; // after an error
+const hour = 3600000;
 const history = new Map(); // GPU → [{at, busy}], the oldest first
-let uses = []; // of the last answer
-let useError = '';
+const uses = new Map(); // node → what containers use there, by the last answer
+let useErrors = []; // lines
+let lastAsked = 0;
 const seenNodes = new Set();
 const shownNodes = 40; // are asked at once
 
@@ -584,39 +620,67 @@ const onScreen = new IntersectionObserver((entries) => {
 });
 
 let askingUse = false;
+let askAgain = false; // somebody has opened a GPU meanwhile
 
-async function askUse() {
-  if (askingUse || document.hidden) return;
+// wantedNodes are the nodes whose use is shown.
+function wantedNodes() {
   const names = new Set([...seenNodes].filter((n) => nodes.has(n)).slice(0, shownNodes));
   if ($('details').open) names.add(opened.split('/')[0]);
-  if (showsWorkloads()) workloads().slice(0, shownNodes).flatMap((w) => w.gpus).forEach((g) => names.add(g.node));
-  if (!names.size) return;
+  for (const w of listed) {
+    if (names.size >= shownNodes) break;
+    w.gpus.forEach((g) => names.add(g.node));
+  }
+  return [...names].filter(Boolean);
+}
+
+async function askUse() {
+  if (askingUse) {
+    askAgain = true;
+    return;
+  }
+  const names = wantedNodes();
+  if (document.hidden || !names.length) return;
   askingUse = true;
+  lastAsked = Date.now();
   try {
-    const response = await fetch(`use?${new URLSearchParams([...names].map((n) => ['node', n]))}`);
+    const response = await fetch(`use?${new URLSearchParams(names.map((n) => ['node', n]))}`);
     if (!response.ok) throw new Error((await response.text()).trim());
     const answer = await response.json();
-    uses = uses.filter((u) => !names.has(u.node)).concat(answer.uses || []);
-    useError = answer.error || '';
+    useErrors = answer.error ? answer.error.split('\n') : [];
+    for (const n of names) {
+      if (useErrors.some((e) => !e.startsWith('node ') || e.startsWith(`node ${n}:`))) uses.delete(n);
+      else uses.set(n, (answer.uses || []).filter((u) => u.node === n));
+    }
     sample(names);
   } catch (e) {
-    useError = e.message;
+    useErrors = [e.message];
   }
   askingUse = false;
   if ($('details').open && find(opened)) showUse(find(opened));
   drawWorkloads();
+  if (askAgain) {
+    askAgain = false;
+    askUse();
+  }
 }
 
-// isOf says whether the use is of the GPU or of a partition of it.
-const isOf = (use, gpu) => use.node === gpu.node && (use.gpu === gpu.name || use.gpu.startsWith(`${gpu.name}-`));
+// usesOf returns what containers use of the GPU or of a partition of it; undefined: it is not known.
+const usesOf = (gpu) => uses.get(gpu.node)?.filter((u) => u.gpu === gpu.name || u.gpu.startsWith(`${gpu.name}-`));
 
-// sample adds the sum of what is used of each GPU of the nodes to its history.
+// sample adds the sum of what is used of each GPU of the nodes to its history, and forgets what is older than an hour.
 function sample(names) {
-  for (const gpu of [...names].flatMap((n) => (nodes.get(n) || { gpus: [] }).gpus)) {
-    const known = uses.filter((u) => u.utilization !== undefined && isOf(u, gpu));
-    if (!known.length) continue;
+  const now = Date.now();
+  for (const gpu of names.flatMap((n) => nodes.get(n)?.gpus || [])) {
+    const known = usesOf(gpu)?.filter((u) => u.utilization !== undefined);
+    const past = history.get(keyOfGPU(gpu));
+    if (!known || (!known.length && (!past || isHeld(gpu)))) continue;
     const busy = known.reduce((sum, u) => sum + u.utilization, 0);
-    history.set(keyOfGPU(gpu), (history.get(keyOfGPU(gpu)) || []).concat({ at: Date.now(), busy }).slice(-samples));
+    history.set(keyOfGPU(gpu), (past || []).concat({ at: now, busy }));
+  }
+  for (const [key, past] of history) {
+    const recent = past.filter((p) => now - p.at < hour);
+    if (recent.length) history.set(key, recent);
+    else history.delete(key);
   }
 }
 
@@ -625,16 +689,21 @@ const useWords = (u) => `${u.utilization === undefined ? '?' : u.utilization}% b
 
 // useText is what the pods of a workload use of its GPUs.
 function useText(w) {
-  const of = uses.filter((u) => u.namespace === w.namespace && w.pods.includes(u.pod) && w.gpus.some((g) => isOf(u, g)));
+  const of = w.gpus.flatMap((g) => usesOf(g) || []).filter((u) => u.namespace === w.namespace && w.pods.includes(u.pod));
   return [...new Set(of.map(useWords))].join('; ');
 }
 
 // showUse shows what containers use of the GPU, now and in the last hour.
 function showUse(gpu) {
-  const parts = uses.filter((u) => isOf(u, gpu))
-    .map((u) => element('p', '', `${u.namespace}/${u.pod}, container ${u.container}: ${useWords(u)}`));
-  if (useError) parts.push(element('p', 'reason', useError));
-  if (!parts.length) parts.push(element('p', 'reason', (gpu.holders || []).length ? '…' : 'nobody has this GPU'));
+  const known = usesOf(gpu);
+  const parts = (known || []).map((u) => element('p', '', `${u.namespace}/${u.pod}, container ${u.container}: ${useWords(u)}`));
+  const errors = useErrors.filter((e) => !e.startsWith('node ') || e.startsWith(`node ${gpu.node}:`));
+  parts.push(...errors.map((e) => element('p', 'reason', e)));
+  if (!parts.length) {
+    let text = known ? 'its use is not known' : '…';
+    if (gpu.memory.used !== undefined && !isHeld(gpu)) text = 'nobody has this GPU';
+    parts.push(element('p', 'reason', text));
+  }
   $('use').querySelector('div').replaceChildren(...parts);
   chart(history.get(keyOfGPU(gpu)) || []);
 }
@@ -676,6 +745,7 @@ function readAddress() {
 function openFromAddress() {
   const gpu = opened && find(opened);
   if (gpu) open(gpu);
+  else if ($('details').open) $('details').close();
 }
 
 // viewChanged shows what is selected, with the states that it has.
@@ -738,7 +808,7 @@ window.addEventListener('hashchange', () => {
 });
 $('more').open = window.matchMedia('(min-width: 601px)').matches; // else somebody opens it
 readAddress();
-setInterval(askUse, useAge);
+setInterval(() => { if (!useErrors.length || Date.now() - lastAsked >= retryAge) askUse(); }, useAge);
 
 let lost = ''; // since when
 const events = new EventSource('events');

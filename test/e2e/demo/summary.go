@@ -25,12 +25,16 @@ type summary struct {
 
 // add counts a demo that took so long and ended with the error.
 func (s *summary) add(demo demos.Demo, took time.Duration, err error) {
-	result := "WRONG"
+	result := "not run"
 	switch {
 	case err == nil:
 		result = "right"
 	case errors.Is(err, errSkipped):
 		result = "skipped"
+	case errors.Is(err, demos.ErrDifferent):
+		result = "differs"
+	case errors.Is(err, kube.ErrStuck):
+		result = "stuck"
 	}
 	s.rows = append(s.rows, fmt.Sprintf("%s\t%.1f\t%s\t%s\n", demo.Name, took.Seconds(), result, demo.Title))
 	if errors.Is(err, errSkipped) {

@@ -26,13 +26,13 @@ func TestSummary(t *testing.T) {
 			"demos: 1 as their READMEs say, 0 not\n"},
 		{"one is skipped", []error{nil, skipped}, "a     2.0      right    What a shows\n" +
 			"b     2.0      skipped  What b shows\ndemos: 1 as their READMEs say, 0 not, 1 skipped\n"},
-		{"one differs", []error{nil, differs}, "a     2.0      right   What a shows\n" +
-			"b     2.0      WRONG   What b shows\ndemos: 1 as their READMEs say, 1 not\n" +
+		{"one differs", []error{nil, differs}, "a     2.0      right    What a shows\n" +
+			"b     2.0      differs  What b shows\ndemos: 1 as their READMEs say, 1 not\n" +
 			"  differs from its README: b: \"b\" instead of \"a\"\n"},
-		{"a slow one does not differ", []error{stuck}, "a     2.0      WRONG   What a shows\n" +
+		{"a slow one does not differ", []error{stuck}, "a     2.0      stuck   What a shows\n" +
 			"demos: 0 as their READMEs say, 1 not\n" +
 			"  slow or stuck, with nothing new to see: a: pod worker-9 is Pending for 4m0s\n"},
-		{"one cannot be applied", []error{errors.New("no kind Pod\nmore")}, "a     2.0      WRONG   What a shows\n" +
+		{"one cannot be applied", []error{errors.New("no kind Pod\nmore")}, "a     2.0      not run  What a shows\n" +
 			"demos: 0 as their READMEs say, 1 not\n  did not run: a: no kind Pod\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
