@@ -127,12 +127,13 @@ func TestScrapeForTheEngine(t *testing.T) {
 	known := scraped(t)
 	var lines []string
 	ours := regexp.MustCompile("^(gpu_dra|controller_runtime_webhook|apiserver_admission|kube)_") // not those of Go
+	counter := regexp.MustCompile("_(total|bucket|sum|count)$")
 	for name, labels := range known {
 		if !ours.MatchString(name) {
 			continue
 		}
 		steps := "1x41"
-		if regexp.MustCompile("_(total|bucket|sum|count)$").MatchString(name) {
+		if counter.MatchString(name) {
 			steps = "0+1x41"
 		}
 		for _, one := range combinations(labels) {

@@ -70,6 +70,7 @@ func (p *plugin) models(ctx context.Context, f filter, o output) error {
 
 // modelsOf counts the GPUs by model and memory, sorted by name.
 func modelsOf(ctx context.Context, gpus []*GPU, s *cluster.Snapshot) []*Model {
+	profiles := profilesOf(s.Slices)
 	var all []*Model
 	for _, g := range gpus {
 		i := slices.IndexFunc(all, func(m *Model) bool {
@@ -78,8 +79,8 @@ func modelsOf(ctx context.Context, gpus []*GPU, s *cluster.Snapshot) []*Model {
 		})
 		if i < 0 {
 			i, all = len(all), append(all, &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total,
-				ComputeCapability: g.ComputeCapability, Profiles: profilesOf(s.Slices, g.Driver, g.Model),
-				Selector: selector(g)})
+				ComputeCapability: g.ComputeCapability, Selector: selector(g),
+				Profiles: sets.List(profiles[modelKey{g.Driver, g.Model}])})
 		}
 		m := all[i]
 		alike := func(d *resourceapi.Device) bool { return sharedAlike(d, g.device) }
@@ -128,18 +129,26 @@ func quote(s string) string {
 	return "'" + s + "'"
 }
 
-// profilesOf returns the profiles of the published partitions of a model, sorted.
-func profilesOf(all []*resourceapi.ResourceSlice, driver, model string) []string {
-	found := sets.New[string]()
+// modelKey identifies a model of one driver.
+type modelKey struct{ driver, model string }
+
+// profilesOf returns the profiles of the published partitions of each model.
+func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey]sets.Set[string] {
+	found := map[modelKey]sets.Set[string]{}
 	for _, s := range all {
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			if s.Spec.Driver == driver && gpu.Type(text(d, "type")) == gpu.TypeMIG && text(d, productName) == model {
-				found.Insert(text(d, "profile"))
+			if gpu.Type(text(d, "type")) != gpu.TypeMIG {
+				continue
 			}
+			of := modelKey{s.Spec.Driver, text(d, productName)}
+			if found[of] == nil {
+				found[of] = sets.New[string]()
+			}
+			found[of].Insert(text(d, "profile"))
 		}
 	}
-	return sets.List(found)
+	return found
 }
 
 // classesOf returns the classes whose selectors all accept a whole GPU of the model. A class without selectors accepts

@@ -38,9 +38,8 @@ const (
 	names = "name"
 )
 
-// addFlags adds the flags, which are checked before the command connects and runs; the
-// command has its RunE already. formats are those besides JSON and
-// YAML.
+// addFlags adds the flags, which are checked before the command connects and runs; its RunE is set already. formats are
+// those besides JSON and YAML.
 func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 	o.formats = formats
 	cmd.Flags().StringVarP(&o.format, "output", "o", "",

@@ -286,11 +286,18 @@ func parse(text []byte, node string) ([]*Use, error) {
 // labelled returns the container and the GPU that the labels name.
 func labelled(metric *dto.Metric, node string) Use {
 	u := Use{Node: node}
-	fields := map[string]*string{"namespace": &u.Namespace, "pod": &u.Pod, "container": &u.Container, "uuid": &u.UUID,
-		"device": &u.GPU}
 	for _, label := range metric.GetLabel() {
-		if field := fields[label.GetName()]; field != nil {
-			*field = label.GetValue()
+		switch value := label.GetValue(); label.GetName() {
+		case "namespace":
+			u.Namespace = value
+		case "pod":
+			u.Pod = value
+		case "container":
+			u.Container = value
+		case "uuid":
+			u.UUID = value
+		case "device":
+			u.GPU = value
 		}
 	}
 	return u

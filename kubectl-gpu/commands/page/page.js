@@ -62,8 +62,10 @@ function paint(e, text) {
   e.style.setProperty('--hue', (hue + 17 * Math.floor(n / colors.length)) % 360);
 }
 
-// where is the node of a GPU, or that of its server, or its pool.
-const where = (gpu) => (gpu.server ? `node ${gpu.server}, over the network` : gpu.node || gpu.pool);
+// placeOf is the node of a GPU, or its pool if it is of no single node.
+const placeOf = (gpu) => gpu.node || gpu.pool;
+const nodeOf = (gpu) => nodes.get(placeOf(gpu));
+const where = (gpu) => (gpu.server ? `node ${gpu.server}, over the network` : placeOf(gpu));
 const isNode = (section) => section.gpus.some((g) => g.node); // else a pool
 const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
 const share = (holder) => holder.profile || (holder.vm ? 'vm' : holder.whole ? 'all of it' : size(holder.memory));
@@ -74,7 +76,7 @@ const isHold = (t) => t.key === 'gpu.nvidia.com/preemption' && t.effect !== 'Non
 const isKept = (gpu) => (gpu.taints || []).some((t) => isReservation(t) || isHold(t));
 const isSick = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None' && !isReservation(t) && !isHold(t));
 const isHeld = (gpu) => (gpu.holders || []).length > 0 || gpu.memory.used > 0;
-const isFree = (gpu, node) => gpu.memory.used === 0 && !isHeld(gpu) && !isTainted(gpu) && !node.problem;
+const isFree = (gpu) => gpu.memory.used === 0 && !isHeld(gpu) && !isTainted(gpu) && !nodeOf(gpu).problem;
 const held = (gpu) => (gpu.holders || []).map((h) => `${claimOf(h)} ${share(h)}`);
 
 // words says what a taint means: a cause, and what follows.
@@ -94,7 +96,7 @@ function words(taint) {
 }
 
 const problemsOf = (gpu) => (gpu.taints || []).map(words);
-const keyOfGPU = (gpu) => `${gpu.node || gpu.pool}/${gpu.name}`;
+const keyOfGPU = (gpu) => `${placeOf(gpu)}/${gpu.name}`;
 
 // label describes a GPU in words: the tooltip, and the name for screen readers where the card has no text.
 function label(gpu) {
@@ -172,8 +174,8 @@ const showsWorkloads = () => $('view').value === 'workloads';
 function keeps(gpu) {
   const namespace = $('namespace').value;
   const inState = !showsWorkloads() && states[$('state').value];
-  return (!inState || inState(gpu, nodes.get(gpu.node || gpu.pool))) && (!$('model').value || gpu.model === $('model').value) &&
-    [gpu.node || gpu.pool, gpu.server || ''].some((n) => n.includes($('node').value.trim())) &&
+  return (!inState || inState(gpu)) && (!$('model').value || gpu.model === $('model').value) &&
+    [placeOf(gpu), gpu.server || ''].some((n) => n.includes($('node').value.trim())) &&
     (!namespace || (gpu.holders || []).some((h) => h.namespace === namespace));
 }
 
@@ -193,7 +195,7 @@ function draw(name) {
   const title = element('h2', '', name);
   if (node.problem) title.append(element('small', 'problem', node.problem));
   const of = shown.length === node.gpus.length ? '' : ` (of ${node.gpus.length})`;
-  title.append(element('small', '', sums(shown, () => node) + of));
+  title.append(element('small', '', sums(shown) + of));
   const cards = element('div', 'cards');
   cards.append(...shown.map(card));
   const active = hadFocus && document.activeElement === focused;
@@ -209,11 +211,10 @@ function draw(name) {
 
 // ordered returns the names of the nodes in the order that is selected.
 function ordered() {
-  const count = { sick: (node) => node.gpus.filter(isSick).length, free: (node) => node.gpus.filter((g) => isFree(g, node)).length };
-  const of = count[$('order').value];
+  const first = states[$('order').value];
   const names = [...nodes.keys()].sort();
-  if (!of) return names;
-  const counts = new Map(names.map((n) => [n, of(nodes.get(n))]));
+  if (!first) return names;
+  const counts = new Map(names.map((n) => [n, nodes.get(n).gpus.filter(first).length]));
   return names.sort((a, b) => counts.get(b) - counts.get(a)); // sort is stable
 }
 
@@ -228,6 +229,8 @@ function drawAll() {
   const names = ordered();
   for (const [name, section] of sections) {
     if (!nodes.has(name)) {
+      onScreen.unobserve(section);
+      seenNodes.delete(name);
       section.remove();
       sections.delete(name);
     }
@@ -250,9 +253,9 @@ function drawAll() {
 }
 
 // sums says how many of the GPUs are free, kept for somebody and sick, and how much of their memory is held.
-function sums(gpus, nodeOf) {
+function sums(gpus) {
   const unknown = gpus.some((g) => g.memory.used === undefined);
-  const free = gpus.filter((g) => isFree(g, nodeOf(g))).length;
+  const free = gpus.filter(isFree).length;
   const kept = gpus.filter(isKept).length;
   const sick = gpus.filter(isSick).length;
   const total = (of) => {
@@ -271,13 +274,12 @@ function summarize() {
   const local = all.filter((g) => !g.server);
   const shown = local.filter(keeps);
   const served = all.filter((g) => g.server && keeps(g)).length;
-  const nodeOf = (g) => nodes.get(g.node || g.pool);
-  const on = new Set(shown.map((g) => g.node || g.pool)).size;
+  const on = new Set(shown.map(placeOf)).size;
   const of = shown.length === local.length ? '' : ` (of ${local.length})`;
-  setText($('summary'), `${sums(shown, nodeOf)}${of}, on ${on} node${on === 1 ? '' : 's'}` +
+  setText($('summary'), `${sums(shown)}${of}, on ${on} node${on === 1 ? '' : 's'}` +
     `${served ? `; ${served} over the network` : ''}`);
   const unknown = local.some((g) => g.memory.used === undefined);
-  const numbers = { '': local.length, free: unknown ? '?' : local.filter((g) => isFree(g, nodeOf(g))).length,
+  const numbers = { '': local.length, free: unknown ? '?' : local.filter(isFree).length,
     sick: local.filter(isSick).length, waiting: pending.filter((p) => !p.node).length };
   for (const tile of $('tiles').children) {
     const state = tile.dataset.state;
@@ -354,7 +356,7 @@ function drawWorkloads() {
   const [state, namespace, model, node] = ['state', 'namespace', 'model', 'node'].map((id) => $(id).value.trim());
   const selected = !showsWorkloads() ? [] : workloads().filter((w) => (!state || w.state === state) &&
     (!namespace || w.namespace === namespace) && (!model || w.gpus.some((g) => g.model === model)) &&
-    (!node || w.gpus.some((g) => (g.node || g.pool).includes(node))));
+    (!node || w.gpus.some((g) => placeOf(g).includes(node))));
   const before = (a, b) => (a < b ? -1 : Number(a > b));
   const rank = (w) => workloadStates.indexOf(w.state);
   selected.sort((a, b) => rank(a) - rank(b) || before(a.since || '', b.since || '') || before(a.name, b.name));
@@ -497,11 +499,7 @@ function receive(message) {
   complete = true;
   for (const [name, node] of Object.entries(message.nodes || {})) {
     if (node) nodes.set(name, node);
-    else {
-      nodes.delete(name);
-      uses.delete(name);
-      seenNodes.delete(name);
-    }
+    else nodes.delete(name);
   }
   if (message.pending) pending = message.pending;
   if (message.unread) problems = message.unread;
@@ -551,6 +549,7 @@ function step(key, from) {
 }
 
 let opened = ''; // the GPU of the dialog: NODE/NAME
+let shownGPU = null; // as it is in the dialog
 
 // open shows a GPU in the dialog.
 function open(gpu) {
@@ -563,14 +562,16 @@ function open(gpu) {
 
 const find = (key) => [...nodes.values()].flatMap((n) => n.gpus).find((g) => keyOfGPU(g) === key);
 
-// follow keeps the dialog as the GPU is.
+// follow keeps the dialog as the GPU is. One that has not changed keeps the focus and what is selected.
 function follow() {
   const gpu = find(opened);
+  if (gpu === shownGPU) return;
   if (gpu) show(gpu);
   else setText($('details-title'), `${opened} is not published any more`);
 }
 
 function show(gpu) {
+  shownGPU = gpu;
   setText($('details-title'), `${gpu.name} on ${where(gpu)}`);
   const used = (a, unit) => (a.used === undefined ? 'unknown' : `${unit(a.used)} of ${unit(a.total)}`);
   const rows = [['Model', gpu.model], ['UUID', gpu.uuid], ['Driver', gpu.driver],
@@ -624,7 +625,7 @@ let askAgain = false; // somebody has opened a GPU meanwhile
 
 // wantedNodes are the nodes whose use is shown.
 function wantedNodes() {
-  const names = new Set([...seenNodes].filter((n) => nodes.has(n)).slice(0, shownNodes));
+  const names = new Set([...seenNodes].slice(0, shownNodes));
   if ($('details').open) names.add(opened.split('/')[0]);
   for (const w of listed) {
     if (names.size >= shownNodes) break;
@@ -651,6 +652,7 @@ async function askUse() {
       if (useErrors.some((e) => !e.startsWith('node ') || e.startsWith(`node ${n}:`))) uses.delete(n);
       else uses.set(n, (answer.uses || []).filter((u) => u.node === n));
     }
+    for (const n of uses.keys()) if (!nodes.has(n)) uses.delete(n);
     sample(names);
   } catch (e) {
     useErrors = [e.message];

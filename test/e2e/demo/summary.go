@@ -16,49 +16,63 @@ import (
 // errSkipped means that the cluster cannot run a demo.
 var errSkipped = errors.New("skipped")
 
+// result is how a demo ended, in the word of the table.
+type result string
+
+const (
+	right     result = "right"
+	skipped   result = "skipped"
+	different result = "differs"
+	stuck     result = "stuck"
+	trouble   result = "not run"
+)
+
+// titles say what is bad about a demo that ended so.
+var titles = []struct {
+	of    result
+	title string
+}{
+	{different, "differs from its README"},
+	{stuck, "slow or stuck, with nothing new to see"},
+	{trouble, "did not run"},
+}
+
+func resultOf(err error) result {
+	switch {
+	case err == nil:
+		return right
+	case errors.Is(err, errSkipped):
+		return skipped
+	case errors.Is(err, demos.ErrDifferent):
+		return different
+	case errors.Is(err, kube.ErrStuck):
+		return stuck
+	}
+	return trouble
+}
+
 // summary is what is said after the last demo, where one looks first.
 type summary struct {
-	rows                      []string // of the table: a demo, seconds, the result, what it shows
-	ran, skipped              int
-	different, stuck, trouble []string // a line for each demo: its name, and why
+	rows  []string            // of the table: a demo, seconds, the result, what it shows
+	ended map[result][]string // a line for each demo: its name, and why
 }
 
 // add counts a demo that took so long and ended with the error.
 func (s *summary) add(demo demos.Demo, took time.Duration, err error) {
-	result := "not run"
-	switch {
-	case err == nil:
-		result = "right"
-	case errors.Is(err, errSkipped):
-		result = "skipped"
-	case errors.Is(err, demos.ErrDifferent):
-		result = "differs"
-	case errors.Is(err, kube.ErrStuck):
-		result = "stuck"
+	ended, line := resultOf(err), demo.Name
+	s.rows = append(s.rows, fmt.Sprintf("%s\t%.1f\t%s\t%s\n", demo.Name, took.Seconds(), ended, demo.Title))
+	if err != nil {
+		why, _, _ := strings.Cut(err.Error(), "\n")
+		var failure demos.Failure
+		if errors.As(err, &failure) {
+			why = failure.Why
+		}
+		line += ": " + why
 	}
-	s.rows = append(s.rows, fmt.Sprintf("%s\t%.1f\t%s\t%s\n", demo.Name, took.Seconds(), result, demo.Title))
-	if errors.Is(err, errSkipped) {
-		s.skipped++
-		return
+	if s.ended == nil {
+		s.ended = map[result][]string{}
 	}
-	s.ran++
-	if err == nil {
-		return
-	}
-	why, _, _ := strings.Cut(err.Error(), "\n")
-	var failure demos.Failure
-	if errors.As(err, &failure) {
-		why = failure.Why
-	}
-	line := demo.Name + ": " + why
-	switch {
-	case errors.Is(err, demos.ErrDifferent):
-		s.different = append(s.different, line)
-	case errors.Is(err, kube.ErrStuck):
-		s.stuck = append(s.stuck, line)
-	default:
-		s.trouble = append(s.trouble, line)
-	}
+	s.ended[ended] = append(s.ended[ended], line)
 }
 
 // String returns a table of the demos, a line about all, then one for each that is not what its README says.
@@ -67,20 +81,13 @@ func (s *summary) String() string {
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "DEMO\tSECONDS\tRESULT\tWHAT IT SHOWS\n", strings.Join(s.rows, ""))
 	_ = table.Flush() // a strings.Builder does not fail
-	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", s.ran-s.bad(), s.bad())
-	if s.skipped > 0 {
-		fmt.Fprintf(&b, ", %d skipped", s.skipped)
+	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", len(s.ended[right]), s.bad())
+	if n := len(s.ended[skipped]); n > 0 {
+		fmt.Fprintf(&b, ", %d skipped", n)
 	}
 	b.WriteString("\n")
-	for _, group := range []struct {
-		title string
-		lines []string
-	}{
-		{"differs from its README", s.different},
-		{"slow or stuck, with nothing new to see", s.stuck},
-		{"did not run", s.trouble},
-	} {
-		for _, line := range group.lines {
+	for _, group := range titles {
+		for _, line := range s.ended[group.of] {
 			fmt.Fprintf(&b, "  %s: %s\n", group.title, line)
 		}
 	}
@@ -88,4 +95,9 @@ func (s *summary) String() string {
 }
 
 // bad returns how many demos are not as their READMEs say.
-func (s *summary) bad() int { return len(s.different) + len(s.stuck) + len(s.trouble) }
+func (s *summary) bad() (n int) {
+	for _, group := range titles {
+		n += len(s.ended[group.of])
+	}
+	return n
+}
