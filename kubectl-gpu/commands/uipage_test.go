@@ -344,6 +344,18 @@ func TestPageWorkloads(t *testing.T) {
 	b.wait(t, starting+".cells[0].innerText", `"starting"`)
 	b.wait(t, "("+starting+".scrollIntoView(), "+starting+
 		".querySelector('.reason').innerText.startsWith('pod stuck '))", "true")
+	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": 390, "height": 900, "deviceScaleFactor": 1,
+		"mobile": false})
+	b.eval(t, train+".querySelector('.link').click()")
+	for what, element := range map[string]string{"the page": "document.documentElement",
+		"the dialog": "document.getElementById('details')"} {
+		if got := b.eval(t, element+".scrollWidth <= "+element+".clientWidth"); got != "true" {
+			t.Errorf("%s is wider than 390 pixels", what)
+		}
+	}
+	b.press(t, "Escape", 27)
+	b.wait(t, "document.getElementById('details').open", "false")
+	b.call(t, "Emulation.clearDeviceMetricsOverride", map[string]any{})
 	b.eval(t, "(window.kept = "+train+", "+train+".querySelector('.link').focus())")
 	next := *s
 	next.Claims = s.Claims[:len(s.Claims)-1]
