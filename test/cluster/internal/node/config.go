@@ -51,10 +51,12 @@ func kubeletYAML(c Config) (string, error) {
 		"clusterDNS":               []string{"10.96.0.10"},
 		"clusterDomain":            "cluster.local",
 		"enforceNodeAllocatable":   []string{"pods"},
-		// The nodes share disk and memory with everything else on the machine. Evict only when it is nearly full, and
-		// never delete images, because there is no registry.
+		// The nodes share disk and memory with everything else on the machine. Evict only when its memory is nearly
+		// used up. Of a full disk they take no notice (0% switches a signal off): the kubelet would delete all images
+		// that no container has, and there is no registry to get them from again.
 		"evictionHard": object{
-			"memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
+			"memory.available": "100Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
+			"imagefs.inodesFree": "0%",
 		},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", // pods cannot reach the machine's name servers

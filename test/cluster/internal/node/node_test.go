@@ -38,10 +38,11 @@ containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 enforceNodeAllocatable:
 - pods
 evictionHard:
-  imagefs.available: 1%
+  imagefs.available: 0%
+  imagefs.inodesFree: 0%
   memory.available: 100Mi
-  nodefs.available: 1%
-  nodefs.inodesFree: 1%
+  nodefs.available: 0%
+  nodefs.inodesFree: 0%
 failCgroupV1: false
 failSwapOn: false
 featureGates:
