@@ -119,7 +119,7 @@ var allowed = map[string][]string{
 	"internal/cluster/advice": {"internal/allocator", "internal/cluster", "internal/cluster/fit",
 		"internal/cluster/schedule", "internal/cluster/selectors", "pkg/nearest"},
 	"internal/cluster/moves": {"internal/allocator", "internal/cluster", "internal/cluster/schedule",
-		"internal/cluster/selectors", "pkg/gpu"},
+		"internal/cluster/selectors", "internal/cluster/waiting", "pkg/gpu"},
 
 	// The controller.
 	"internal/controller/certificate": {},

@@ -68,9 +68,9 @@ func PreemptionToken(pod types.UID) resourceapi.DeviceTaint {
 var ErrNoVictims = errors.New("no set of pods of lower priority makes room")
 
 // Preempt returns the cheapest set of pods of lower priority on one node without which the pod fits there. Of those
-// that no PodDisruptionBudget forbids, it is the one with the lowest highest priority, then with the fewest pods, then
-// with the least time that they have run. nil: none is needed, perhaps because pods are ending, or none is known in
-// time, or the pod waits for something else. The error is ErrNoVictims if no set helps.
+// that no PodDisruptionBudget forbids, it is the one with the lowest highest priority, then with the least loss (see
+// there). nil: none is needed, perhaps because pods are ending, or none is known in time, or the pod waits for
+// something else. The error is ErrNoVictims if no set helps.
 //
 // A claim is free once no pod uses it, so a shared one is free without all its pods. One that a pod with a controller
 // names is not free without this pod: a new one would use the claim before.
@@ -90,6 +90,7 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 		return nil, nil //nolint:nilerr // the pod waits for something else
 	}
 	p.Workload = w
+	p.gpus = gpusOf(s)
 	p.addPods()
 	p.addWanted()
 	plans, fits, err := p.plans()
@@ -152,6 +153,7 @@ type preemptor struct {
 	nominated map[string]corev1.ResourceList
 	repelled  []repelling
 	budgets   budgets
+	gpus      map[types.UID]int64 // that pods hold, in thousandths
 	parts     []cluster.Subrequest
 	wanted    int64 // devices that the pod asks for, at least
 }
@@ -295,7 +297,7 @@ func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *
 		for _, of := range together {
 			seen[of.UID] = true
 			u.priority = max(u.priority, priorityOf(of))
-			u.lost += p.Now.Sub(startOf(of))
+			u.lost += lossOf(of, p.gpus[of.UID], p.Now)
 			u.budgets = append(u.budgets, p.budgets.of(of)...)
 		}
 		if !slices.ContainsFunc(together, func(of *corev1.Pod) bool { return !p.isVictim(of) }) {

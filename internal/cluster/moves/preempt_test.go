@@ -161,20 +161,51 @@ func (c *preemptCase) addRandom(t testing.TB, r *rand.Rand, node, name string) {
 // cost is what victims cost, in the order in which that counts.
 type cost struct {
 	priority int32
-	pods     int
-	lost     time.Duration
+	lost     int // thousandths of GPUs × seconds
+	pods     int // for the text
 }
 
-func costOf(victims []*corev1.Pod) (c cost) {
-	c = cost{priority: *victims[0].Spec.Priority, pods: len(victims)}
+// costOf adds four hours of a GPU for each victim to the time that its GPUs have worked.
+func (c *preemptCase) costOf(victims []*corev1.Pod) (of cost) {
+	of = cost{priority: *victims[0].Spec.Priority, pods: len(victims)}
 	for _, v := range victims {
-		c.priority, c.lost = max(c.priority, *v.Spec.Priority), c.lost+now.Sub(v.Status.StartTime.Time)
+		gpus := 0
+		for _, claim := range c.Claims {
+			if slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+				return r.UID == v.UID
+			}) {
+				gpus += c.thousandths(claim) / len(claim.Status.ReservedFor)
+			}
+		}
+		of.priority = max(of.priority, *v.Spec.Priority)
+		of.lost += 4*3600*1000 + max(10, gpus)*int(now.Sub(v.Status.StartTime.Time).Seconds())
 	}
-	return c
+	return of
+}
+
+// thousandths returns how much of a GPU the claim holds, by the memory. It has one device at most.
+func (c *preemptCase) thousandths(claim *resourceapi.ResourceClaim) int {
+	results := cluster.Results(claim)
+	if len(results) == 0 {
+		return 0
+	}
+	memory := func(name string) int64 {
+		for _, s := range c.Slices {
+			for _, d := range s.Spec.Devices {
+				if of, ok := d.Capacity["memory"]; ok && s.Spec.Pool.Name == results[0].Pool && d.Name == name {
+					return of.Value.Value()
+				}
+			}
+		}
+		return 0
+	}
+	held := results[0].ConsumedCapacity["memory"]
+	name, _, _ := strings.Cut(results[0].Device, "-mig-")
+	return int(cmp.Or(held.Value(), memory(results[0].Device)) * 1000 / memory(name))
 }
 
 func (c cost) compare(o cost) int {
-	return cmp.Or(cmp.Compare(c.priority, o.priority), cmp.Compare(c.pods, o.pods), cmp.Compare(c.lost, o.lost))
+	return cmp.Or(cmp.Compare(c.priority, o.priority), cmp.Compare(c.lost, o.lost))
 }
 
 // ending reports whether the pod ends by itself.
@@ -323,10 +354,10 @@ func (c *preemptCase) oracle(t testing.TB) (least cost, room, without bool) {
 			}
 		}
 	}
-	slices.SortStableFunc(sets, func(a, b set) int { return costOf(a.victims).compare(costOf(b.victims)) })
+	slices.SortStableFunc(sets, func(a, b set) int { return c.costOf(a.victims).compare(c.costOf(b.victims)) })
 	for _, s := range sets {
 		if c.fits(t, s.node, s.victims) {
-			return costOf(s.victims), true, false
+			return c.costOf(s.victims), true, false
 		}
 	}
 	return cost{}, false, false
@@ -418,7 +449,7 @@ func (c *preemptCase) verdict(t testing.TB, plan *Preemption, least cost, room b
 	for _, v := range plan.Victims {
 		names += " " + v.Name
 	}
-	switch got := costOf(plan.Victims); {
+	switch got := c.costOf(plan.Victims); {
 	case !c.allowed(plan.Victims) || !c.fits(t, node, plan.Victims):
 		return "it does not fit, or a budget forbids the victims" + names
 	case got.compare(least) != 0:

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,21 +16,14 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 )
-
-// startOf returns when the pod has started, or was created.
-func startOf(pod *corev1.Pod) time.Time {
-	if pod.Status.StartTime != nil {
-		return pod.Status.StartTime.Time
-	}
-	return pod.CreationTimestamp.Time
-}
 
 // unit is a pod, or are pods that are evicted together.
 type unit struct {
 	pods     []*corev1.Pod
 	priority int32
-	lost     time.Duration
+	lost     loss
 	budgets  []int    // of each pod that has one
 	devices  int64    // that claims of its pods hold
 	parts    []string // the counter sets of these devices, or their names
@@ -163,8 +155,7 @@ func (n *nodePlan) hasRoom(d *candidateDevice, out map[types.UID]bool) bool {
 
 // bound fills in the least cost of victims. It reports whether there may be any.
 func (n *nodePlan) bound() bool {
-	devices, priorities, lost := make([]int64, len(n.units)), make([]int32, len(n.units)),
-		make([]time.Duration, len(n.units))
+	devices, priorities, lost := make([]int64, len(n.units)), make([]int32, len(n.units)), make([]loss, len(n.units))
 	for i, u := range n.units {
 		devices[i], priorities[i], lost[i] = u.devices, u.priority, u.lost
 	}
@@ -180,7 +171,7 @@ func (n *nodePlan) bound() bool {
 	if count == 0 || need > 0 {
 		return false
 	}
-	n.least = &victims{priority: priorities[count-1], pods: count}
+	n.least = &victims{priority: priorities[count-1]}
 	for _, one := range lost[:count] {
 		n.least.lost += one
 	}
@@ -327,7 +318,7 @@ func (n *nodePlan) of(units []*unit, best *victims) (*victims, error) {
 // boundOf returns a cost that no victims among the units, the lowest priority first, are below. If no unit alone leaves
 // enough devices, that is the cost of two.
 func (n *nodePlan) boundOf(units []*unit) *victims {
-	lost := make([]time.Duration, len(units))
+	lost := make([]loss, len(units))
 	alone := false
 	for i, u := range units {
 		out := map[types.UID]bool{}
@@ -337,9 +328,9 @@ func (n *nodePlan) boundOf(units []*unit) *victims {
 		lost[i], alone = u.lost, alone || n.lacking(out) <= 0
 	}
 	slices.Sort(lost)
-	least := &victims{priority: units[0].priority, pods: 1, lost: lost[0]}
+	least := &victims{priority: units[0].priority, lost: lost[0]}
 	if !alone && len(units) > 1 {
-		least.priority, least.pods, least.lost = units[1].priority, 2, lost[0]+lost[1]
+		least.priority, least.lost = units[1].priority, lost[0]+lost[1]
 	}
 	return least
 }
@@ -411,7 +402,7 @@ func (n *nodePlan) cheaper(units []*unit, best *victims) [][]*unit {
 			for _, u := range units[from:] {
 				with := append(slices.Clone(set), u)
 				v := n.victimsOf(with)
-				if best != nil && v.pods > best.pods && best.priority <= highest || !n.budgets.allow(with) {
+				if best != nil && v.lost >= best.lost && best.priority <= highest || !n.budgets.allow(with) {
 					continue
 				}
 				larger = append(larger, with)
@@ -434,20 +425,19 @@ type victims struct {
 	on       *nodePlan
 	units    []*unit
 	priority int32 // the highest one
-	pods     int
-	lost     time.Duration
+	lost     loss
 }
 
 func (n *nodePlan) victimsOf(units []*unit) *victims {
 	v := &victims{on: n, units: units, priority: units[0].priority}
 	for _, u := range units {
-		v.priority, v.pods, v.lost = max(v.priority, u.priority), v.pods+len(u.pods), v.lost+u.lost
+		v.priority, v.lost = max(v.priority, u.priority), v.lost+u.lost
 	}
 	return v
 }
 
 func (v *victims) compare(o *victims) int {
-	return cmp.Or(cmp.Compare(v.priority, o.priority), cmp.Compare(v.pods, o.pods), cmp.Compare(v.lost, o.lost))
+	return cmp.Or(cmp.Compare(v.priority, o.priority), cmp.Compare(v.lost, o.lost))
 }
 
 // preemption returns the victims as an answer.
@@ -458,7 +448,7 @@ func (v *victims) preemption() *Preemption {
 	}
 	slices.SortStableFunc(answer.Victims, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(len(v.on.budgets.of(b)), len(v.on.budgets.of(a))),
-			cmp.Compare(priorityOf(b), priorityOf(a)), startOf(a).Compare(startOf(b)))
+			cmp.Compare(priorityOf(b), priorityOf(a)), waiting.StartOf(a).Compare(waiting.StartOf(b)))
 	})
 	v.on.MaxAsked, v.on.own.MaxAsked = 0, 0 // it fits
 	found, err := v.on.fits(v.units)

@@ -4,6 +4,7 @@ package waiting
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,9 +52,31 @@ func slimPod(pod *corev1.Pod) *corev1.Pod {
 	if !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodResizePending || c.Type == corev1.PodResizeInProgress
 	}) { // otherwise what it has counts, too
-		slim.Status = corev1.PodStatus{Phase: pod.Status.Phase, StartTime: pod.Status.StartTime}
+		slim.Status = corev1.PodStatus{Phase: pod.Status.Phase, StartTime: &metav1.Time{Time: StartOf(pod)}}
 	}
 	return &slim
+}
+
+// StartOf returns since when the pod works: when it was created, has started, or all its containers have restarted.
+func StartOf(pod *corev1.Pod) time.Time {
+	since := pod.CreationTimestamp.Time
+	if pod.Status.StartTime != nil {
+		since = pod.Status.StartTime.Time
+	}
+	var restarted []time.Time
+	for _, c := range pod.Status.ContainerStatuses {
+		switch {
+		case c.RestartCount == 0:
+		case c.State.Running != nil:
+			restarted = append(restarted, c.State.Running.StartedAt.Time)
+		case c.LastTerminationState.Terminated != nil: // it waits for its next start
+			restarted = append(restarted, c.LastTerminationState.Terminated.FinishedAt.Time)
+		}
+	}
+	if len(restarted) == 0 || len(restarted) < len(pod.Spec.Containers) {
+		return since
+	}
+	return slices.MinFunc(restarted, time.Time.Compare)
 }
 
 // Volumes returns the volumes of the pod with a PersistentVolumeClaim.

@@ -39,6 +39,12 @@ func TestSlimPod(t *testing.T) {
 	if slim.Annotations != nil || slim.Spec.Containers[0].Env != nil || slim.Spec.NodeName != "a" {
 		t.Errorf("got %+v, want little more than requests", slim)
 	}
+	restarted := pod.DeepCopy()
+	restarted.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1, State: corev1.ContainerState{
+		Running: &corev1.ContainerStateRunning{StartedAt: metav1.Unix(1000, 0)}}}}
+	if got := slimPod(restarted).Status.StartTime; got == nil || !got.Equal(ptr.To(metav1.Unix(1000, 0))) {
+		t.Errorf("got start %v, want that of the container, which has restarted", got)
+	}
 	resized := pod.DeepCopy()
 	resized.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue}}
 	if got := slimPod(resized.DeepCopy()); !reflect.DeepEqual(got.Status, resized.Status) {

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moves
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// The victims are those with which the least work is lost: GPUs × time, and four hours of a GPU for each restart.
+func TestVictimsByWhatIsLost(t *testing.T) {
+	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+	running := func(d time.Duration) corev1.ContainerStatus {
+		return corev1.ContainerStatus{RestartCount: 1, State: corev1.ContainerState{
+			Running: &corev1.ContainerStateRunning{StartedAt: ago(d)}}}
+	}
+	waits := corev1.ContainerStatus{RestartCount: 1, State: corev1.ContainerState{
+		Waiting: &corev1.ContainerStateWaiting{}}, LastTerminationState: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{FinishedAt: ago(time.Minute)}}}
+	type held struct {
+		node, name, devices string
+		minutes             int
+		statuses            []corev1.ContainerStatus
+	}
+	four := []held{{"b", "b-0", gpus(""), 601, nil}, {"b", "b-1", gpus(""), 602, nil},
+		{"b", "b-2", gpus(""), 603, nil}, {"b", "b-3", gpus(""), 604, nil}}
+	young := slices.Clone(four)
+	for i := range young {
+		young[i].minutes = 2 + i
+	}
+	shares := func(minutes int) (all []held) {
+		for i := range 4 { // two on each GPU
+			all = append(all, held{"c", fmt.Sprint("c-", i), shareOf("7Gi"), minutes + i, nil})
+		}
+		return all
+	}
+	one := func(node string, minutes int, statuses ...corev1.ContainerStatus) held {
+		return held{node, node + "-0", gpus(", count: 4"), minutes, statuses}
+	}
+	for _, row := range []struct {
+		name, want string // the victims
+		devices    string
+		held       []held
+	}{
+		{"one GPU of ten hours, not four of as many", "b-0", gpus(""), append(four, one("a", 600))},
+		{"two GPUs of minutes, not four of ten hours", "b-0 b-1", gpus(", count: 2"), append(young, one("a", 600))},
+		{"one pod of minutes, not two of ten hours", "a-0", gpus(", count: 2"), append(four, one("a", 2))},
+		{"a pod that has restarted has little to lose", "a-0", gpus(""), append(four, one("a", 6000,
+			running(time.Minute)))},
+		{"so has one that waits for its restart", "a-0", gpus(""), append(four, one("a", 6000, waits))},
+		{"a container that runs on has it", "b-0", gpus(""), append(four, one("a", 6000, running(time.Minute),
+			corev1.ContainerStatus{}))},
+		{"a pod with a GPU, not two with halves", "b-0", gpus(""), append(four, shares(600)...)},
+		{"two with halves, not a pod of weeks", "c-0 c-1", gpus(""), append(shares(600), one("a", 50_000))},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := &preemptCase{Snapshot: fleet(t, clustertest.SimNode{Name: "c", Profile: "t4-x2"},
+				clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive},
+				clustertest.SimNode{Name: "b", Profile: "l40s-x4", Use: exclusive})}
+			full := map[string]bool{}
+			for _, h := range row.held {
+				full[h.node] = true
+			}
+			c.Nodes = slices.DeleteFunc(c.Nodes, func(n *corev1.Node) bool { return !full[n.Name] })
+			for _, h := range row.held {
+				of := claim(t, h.name, h.devices)
+				only := *c.Snapshot
+				only.Nodes = slices.DeleteFunc(slices.Clone(c.Nodes), func(n *corev1.Node) bool {
+					return n.Name != h.node
+				})
+				if !hold(t, &only, of) {
+					t.Fatalf("no room for %s", h.name)
+				}
+				p := podOn(h.node, h.name, 0, "100m", h.minutes, of)
+				p.Status.ContainerStatuses = h.statuses
+				for range h.statuses[min(1, len(h.statuses)):] {
+					p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second"})
+				}
+				c.Claims, c.Pods = only.Claims, append(c.Pods, p)
+			}
+			own := claim(t, "own", row.devices)
+			pod := podOn("", "own", 9, "100m", 0, own)
+			c.Claims, c.Pods = append(c.Claims, own), append(c.Pods, pod)
+			plan, err := Preempt(t.Context(), c.Snapshot, pod, PreemptOptions{Now: now})
+			if err != nil || plan == nil {
+				t.Fatalf("got %v, %v, want a plan", plan, err)
+			}
+			var names []string
+			for _, v := range plan.Victims {
+				names = append(names, v.Name)
+			}
+			slices.Sort(names)
+			if got := strings.Join(names, " "); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
