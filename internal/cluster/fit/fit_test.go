@@ -237,6 +237,12 @@ var fleets = []fleet{
 			"mig-1g.20gb", "mig-1g.10gb.me", "mig-2g.20gb", "mig-3g.40gb", "mig-4g.40gb", "gpu"}[r.IntN(7)],
 			1+r.IntN(2), tolerations(r)))
 	}, nil},
+	{"partitions of other models", []clustertest.SimNode{{Name: "a", Profile: "hgx-b200"},
+		{Name: "b", Profile: "dgx-a100"}}, func(r *rand.Rand) string {
+		return exactly(fmt.Sprintf("deviceClassName: mig.nvidia.com, count: %d, selectors: [{cel: {expression: \""+
+			"device.attributes['gpu.nvidia.com'].profile.startsWith('%dg.')\"}}]%s", 1+r.IntN(2),
+			[]int{1, 2, 3, 4, 7}[r.IntN(5)], tolerations(r)))
+	}, nil},
 	{"any partition", []clustertest.SimNode{{Name: "a", Profile: "rtxpro6000-x2"}, {Name: "b", Profile: "dgx-h100",
 		Use: gpu.SharingMode{Partitions: gpu.PartitionsOnDemand}}},
 		func(r *rand.Rand) string {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,7 +141,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	defer x.mu.Unlock()
 	x.usage.mu.Lock()
 	defer x.usage.mu.Unlock()
-	if len(nodes) > maxNodes+2*len(x.usage.cpus) || ctx.Err() != nil {
+	if len(nodes) > maxNodes+2*len(x.usage.nodes) || ctx.Err() != nil {
 		return nil // no scheduler names so many, or nobody waits for the answer
 	}
 	ahead := x.usage.ahead(pod.UID)
@@ -151,14 +152,20 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	var shape placement.Shape // of the takes
 	x.view.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		s := &all[i]
+		s.node = nodes[i]
 		coming := ahead[nodes[i]]
 		if coming == nil {
 			coming = &proposal{}
 		}
 		x.scratch.reset(devices, coming.takes, wants.Tolerations)
-		cpu := x.usage.cpus[nodes[i]] - x.usage.used[nodes[i]] - coming.cpu
+		of := x.usage.nodes[nodes[i]]
+		cpu := of.cpu - x.usage.used[nodes[i]] - coming.cpu
 		if s.rank, s.fits = x.scratch.predict(&wants.Demand); !s.fits {
 			return
+		}
+		if len(x.scratch.gpus) == 0 { // a pod without devices leaves those of a device plugin their CPU, too
+			others := slices.Repeat([]placement.GPU{{Idle: placement.Whole}}, of.others)
+			x.scratch.gpus = append(x.scratch.gpus, others...)
 		}
 		s.score = policy.Score(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
 			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, demand)

@@ -4,6 +4,7 @@ package extender
 
 import (
 	"context"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,28 @@ type podUse struct {
 // nodeSummary is what is kept of a node.
 type nodeSummary struct {
 	metav1.ObjectMeta
-	cpu int64 // thousandths of a core that pods can request
+	nodeUse
+}
+
+// nodeUse is what pods can request of a node.
+type nodeUse struct {
+	cpu    int64 // thousandths of a core
+	others int   // GPUs that a device plugin offers
+}
+
+// maxOthers is as many GPUs as the largest node has. A plugin that shares GPUs counts each share.
+const maxOthers = 8
+
+// pluginGPUs returns how many GPUs device plugins offer on a node, also those that pods hold.
+func pluginGPUs(all corev1.ResourceList) int {
+	n := int64(0)
+	for name, of := range all {
+		domain, kind, _ := strings.Cut(string(name), "/")
+		if kind == "gpu" || domain == "nvidia.com" || strings.HasPrefix(domain, "gpu.") {
+			n += min(of.Value(), maxOthers)
+		}
+	}
+	return int(min(n, maxOthers))
 }
 
 func summaryMeta(o metav1.Object) metav1.ObjectMeta {
@@ -53,7 +75,8 @@ func summarize(obj any) (any, error) {
 		}
 		return s, nil
 	case *corev1.Node:
-		return &nodeSummary{summaryMeta(o), o.Status.Allocatable.Cpu().MilliValue()}, nil
+		return &nodeSummary{summaryMeta(o), nodeUse{o.Status.Allocatable.Cpu().MilliValue(),
+			pluginGPUs(o.Status.Allocatable)}}, nil
 	}
 	return obj, nil
 }

@@ -2,10 +2,14 @@
 
 package extender
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // scored is the score of a node.
 type scored struct {
+	node  string
 	fits  bool
 	rank  int // of the alternatives that the pod gets; less is better, whatever the score
 	score float64
@@ -13,9 +17,11 @@ type scored struct {
 	points int64 // what the scheduler gets
 }
 
-// better reports whether the pod should rather come to this node.
+// better reports whether the pod should rather come to this node. Of equal ones, the name decides: the scheduler names
+// them in another order each time.
 func (s scored) better(other scored) bool {
-	return s.rank < other.rank || s.rank == other.rank && s.score > other.score
+	return cmp.Or(cmp.Compare(s.rank, other.rank), cmp.Compare(other.score, s.score),
+		cmp.Compare(s.node, other.node)) < 0
 }
 
 // scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only that node

@@ -57,10 +57,10 @@ func (s stranded) byModel() map[string]amounts {
 		return nil
 	}
 	all := map[string]amounts{}
-	names := slices.Collect(maps.Keys(s.usage.cpus))
+	names := slices.Collect(maps.Keys(s.usage.nodes))
 	s.view.Nodes(names, func(i int, devices *cluster.NodeDevices) {
 		s.scratch.reset(devices, nil, nil)
-		n := placement.Node{CPU: s.usage.cpus[names[i]] - s.usage.used[names[i]], GPUs: s.scratch.gpus}
+		n := placement.Node{CPU: s.usage.nodes[names[i]].cpu - s.usage.used[names[i]], GPUs: s.scratch.gpus}
 		for g, amount := range placement.Stranded(n, shapes) {
 			of := all[n.GPUs[g].Model]
 			of.idle += n.GPUs[g].Idle

@@ -37,7 +37,7 @@ type usage struct {
 	count func(outcome string) // of a proposal
 
 	mu        sync.Mutex
-	cpus      map[string]int64     // allocatable, by node
+	nodes     map[string]nodeUse   // allocatable
 	used      map[string]int64     // requested by pods, by node
 	pods      map[types.UID]podUse // also those without a node
 	demand    *demand
@@ -47,7 +47,7 @@ type usage struct {
 }
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
-	return &usage{view: v, now: now, count: count, cpus: map[string]int64{}, used: map[string]int64{},
+	return &usage{view: v, now: now, count: count, nodes: map[string]nodeUse{}, used: map[string]int64{},
 		pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
 		proposals: map[types.UID]*proposal{}, placed: make(chan placed, maxPlaced)}
 }
@@ -56,13 +56,13 @@ func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage 
 func (s *usage) setNode(n *nodeSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cpus[n.Name] = n.cpu
+	s.nodes[n.Name] = n.nodeUse
 }
 
 func (s *usage) deleteNode(n *nodeSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.cpus, n.Name)
+	delete(s.nodes, n.Name)
 }
 
 // setPod adds or updates a pod.

@@ -32,7 +32,7 @@ func (w *world) left(name string) string {
 	if ahead == nil {
 		ahead = &proposal{}
 	}
-	text := fmt.Sprintf("%d cores, GPUs", (w.usage.cpus[name]-w.usage.used[name]-ahead.cpu)/1000)
+	text := fmt.Sprintf("%d cores, GPUs", (w.usage.nodes[name].cpu-w.usage.used[name]-ahead.cpu)/1000)
 	w.view.Nodes([]string{name}, func(_ int, devices *cluster.NodeDevices) {
 		w.scratch.reset(devices, ahead.takes, nil)
 		for _, g := range w.scratch.gpus {

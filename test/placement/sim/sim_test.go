@@ -72,3 +72,12 @@ func TestKeptScores(t *testing.T) {
 		t.Errorf("after all pods have left: got %+v, want %+v", c.nodes, want.nodes)
 	}
 }
+
+// One pod of a small cluster may be so much that no arrival makes it 100 % or 130 %.
+func TestFillOfASmallCluster(t *testing.T) {
+	small := twoNodes
+	small.Pods = []trace.Pod{{CPU: 1000, Memory: 10, GPUs: 3, Amount: 1000}}
+	if at100, at130 := Fill(small, Pack, 1); at100 != 75 || at130 != 75 {
+		t.Errorf("got %v %% and %v %%, want 75 %%: one of two pods with three of four GPUs", at100, at130)
+	}
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// Pods without GPUs rather go to nodes without GPUs than to those whose GPUs a device plugin offers, as in a migration.
+func TestNodesOfDevicePlugins(t *testing.T) {
+	for _, row := range []struct {
+		resource, amount string
+		gpus             int
+	}{
+		{"nvidia.com/gpu", "4", 4}, {"nvidia.com/gpu.shared", "40", 8}, {"nvidia.com/mig-1g.10gb", "2", 2},
+		{"amd.com/gpu", "8", 8}, {"gpu.intel.com/i915", "1", 1}, {"nvidia.com/gpu", "0", 0},
+		{"nic.example.com/nic", "4", 0},
+	} {
+		w := newWorld(t, clustertest.SimNode{Name: "ours", Profile: "t4-x2"})
+		w.nodes = append(w.nodes, "plugin", "cpu")
+		for _, name := range []string{"plugin", "cpu"} {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("64")}
+			if name == "plugin" {
+				n.Status.Allocatable[corev1.ResourceName(row.resource)] = resource.MustParse(row.amount)
+			}
+			of, err := summarize(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.usage.setNode(of.(*nodeSummary))
+		}
+		if got := w.usage.nodes["plugin"].others; got != row.gpus {
+			t.Errorf("%s: %s: got %d GPUs, want %d", row.resource, row.amount, got, row.gpus)
+		}
+		points := map[string]int64{}
+		for _, s := range w.Prioritize(t.Context(), newPod("p", 4), w.nodes) {
+			points[s.Host] = s.Score
+		}
+		if row.gpus > 0 && points["cpu"] < MaxScore-1 || row.gpus > 0 && points["plugin"] > MaxScore/2 {
+			t.Errorf("%s: %s: got %v, want the node without GPUs far ahead", row.resource, row.amount, points)
+		}
+		if row.gpus == 0 && points["plugin"] < MaxScore-1 {
+			t.Errorf("%s: %s: got %v, want both nodes without GPUs equal", row.resource, row.amount, points)
+		}
+	}
+}
+
+// Equal nodes are told apart by their names, in whatever order the scheduler asks.
+func TestTies(t *testing.T) {
+	for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "c", "a"}} {
+		w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+			clustertest.SimNode{Name: "b", Profile: "t4-x2"}, clustertest.SimNode{Name: "c", Profile: "t4-x2"})
+		w.nodes = order
+		if got, _ := w.best(w.pod("p", 1, oneGPU)); len(got) != 1 || got[0] != "a" {
+			t.Errorf("%v: got %v, want a", order, got)
+		}
+	}
+}
