@@ -4,7 +4,10 @@
 // score is a pure function of numbers: who calls it predicts which GPUs of the node the pod gets.
 package placement
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // Whole is all of a GPU. Amounts of GPUs are in thousandths, those of CPUs in thousandths of a core.
 const Whole = 1000
@@ -81,9 +84,25 @@ const (
 	pressureWeight = 1
 )
 
+// Cost is what a pod costs the cluster on a node, in GPUs. With Spread, there is Idle only, which is negative.
+type Cost struct {
+	Stranded float64 // idle GPUs that lose the CPU they need
+	Leftover float64 // rests of GPUs that are used in part
+	Idle     float64 // what stays idle on the node
+	Model    float64 // GPUs of models that other pods must have
+}
+
 // Score returns how good the node is for the pod, compared with the scores of other nodes for the same pod: higher is
-// better. Differences of Pack's scores are in GPUs.
-func (p Policy) Score(n Node, pod Pod, d Demand) float64 {
+// better.
+func (c Cost) Score() float64 { return -(c.Stranded + c.Leftover + c.Idle + c.Model) }
+
+func (c Cost) String() string {
+	return fmt.Sprintf("stranded %.3f, leftover %.3f, idle %.3f, model %.3f", c.Stranded, c.Leftover, c.Idle,
+		c.Model)
+}
+
+// Cost returns what the pod costs on the node.
+func (p Policy) Cost(n Node, pod Pod, d Demand) Cost {
 	var buffer [16]int64 // most nodes have no more GPUs, and need no memory from the heap
 	left := buffer[:0]
 	var idle, after, leftover, pressure float64
@@ -101,15 +120,15 @@ func (p Policy) Score(n Node, pod Pod, d Demand) float64 {
 	cpu, cpuAfter := float64(n.CPU), float64(n.CPU-pod.CPU)
 	switch {
 	case p == Spread && len(pod.Takes) == 0:
-		return cpuAfter / largeCPU
+		return Cost{Idle: -cpuAfter / largeCPU}
 	case p == Spread:
-		return after/largeGPUs + 0.1*cpuAfter/largeCPU
+		return Cost{Idle: -after/largeGPUs - 0.1*cpuAfter/largeCPU}
 	case len(n.GPUs) == 0:
-		return 0 // the best for a pod without GPUs: such nodes are equal, so the scheduler's other scores choose one
+		return Cost{} // the best for a pod without GPUs. Such nodes are equal: other scores choose one
 	}
 	strandedMore := stranded(cpuAfter, after, d) - stranded(cpu, idle, d)
 	idleAfter := 0.9*after/largeGPUs + 0.1*cpuAfter/largeCPU
-	return -strandedMore - leftoverWeight*leftover - idleWeight*idleAfter - pressureWeight*pressure
+	return Cost{strandedMore, leftoverWeight * leftover, idleWeight * idleAfter, pressureWeight * pressure}
 }
 
 // stranded returns how many idle GPUs cannot be used, because the node's idle CPU is too small for them.

@@ -110,8 +110,8 @@ func TestScorePrefersTheBetterNode(t *testing.T) {
 			node(64, "A", Whole, Whole), node(32, "A", Whole, Whole)},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			better := row.policy.Score(row.better, row.pod.on(t, row.better), row.demand)
-			worse := row.policy.Score(row.worse, row.pod.on(t, row.worse), row.demand)
+			better := row.policy.Cost(row.better, row.pod.on(t, row.better), row.demand).Score()
+			worse := row.policy.Cost(row.worse, row.pod.on(t, row.worse), row.demand).Score()
 			if better <= worse {
 				t.Errorf("got %.4f for the better node and %.4f for the other", better, worse)
 			}
@@ -121,8 +121,8 @@ func TestScorePrefersTheBetterNode(t *testing.T) {
 
 func TestTwoTakesOfOneGPUAreOneOfTheirSum(t *testing.T) {
 	n, d := node(64, "A", 900, Whole), Demand{CPUPerGPU: 10, Pressure: map[string]float64{"A": 0.5}}
-	two := Pack.Score(n, Pod{CPU: 2000, Takes: []Take{{0, 200}, {0, 300}}}, d)
-	one := Pack.Score(n, Pod{CPU: 2000, Takes: []Take{{0, 500}}}, d)
+	two := Pack.Cost(n, Pod{CPU: 2000, Takes: []Take{{0, 200}, {0, 300}}}, d).Score()
+	one := Pack.Cost(n, Pod{CPU: 2000, Takes: []Take{{0, 500}}}, d).Score()
 	if math.Abs(two-one) > 1e-9 {
 		t.Errorf("got %v, want %v", two, one)
 	}
@@ -145,7 +145,7 @@ func BenchmarkScore(b *testing.B) {
 			p := row.pod.on(b, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				Pack.Score(n, p, d)
+				Pack.Cost(n, p, d)
 			}
 		})
 	}
@@ -154,7 +154,7 @@ func BenchmarkScore(b *testing.B) {
 // Pods without GPUs are not packed on nodes without GPUs: replicas of a web server are to be apart.
 func TestNodesWithoutGPUsAreEqual(t *testing.T) {
 	d := Demand{CPUPerGPU: 10}
-	full, empty := Pack.Score(node(2, ""), Pod{CPU: 1000}, d), Pack.Score(node(64, ""), Pod{CPU: 1000}, d)
+	full, empty := Pack.Cost(node(2, ""), Pod{CPU: 1000}, d), Pack.Cost(node(64, ""), Pod{CPU: 1000}, d)
 	if full != empty {
 		t.Errorf("got %v for a full node and %v for an empty one, want the same", full, empty)
 	}

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package extender scores nodes for a scheduler, which asks it over HTTPS: it predicts which GPUs a pod would get on
-// each node, and package placement says what that costs the cluster. Without it, pods are scheduled by other scores.
 package extender
 
 import (
@@ -17,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -167,8 +166,9 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 			others := slices.Repeat([]placement.GPU{{Idle: placement.Whole}}, of.others)
 			x.scratch.gpus = append(x.scratch.gpus, others...)
 		}
-		s.score = policy.Score(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
+		s.cost = policy.Cost(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
 			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, demand)
+		s.score = s.cost.Score()
 		if best < 0 || s.better(all[best]) {
 			best = i
 			takes = append(takes[:0], x.scratch.Takes...)
@@ -185,6 +185,9 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		x.usage.learn(pod.UID, p)
 	}
 	scale(all, best)
+	if l := log.FromContext(ctx).V(4); l.Enabled() && best >= 0 {
+		l.Info("Nodes scored", "pod", klog.KObj(pod), "policy", policy, "best", explain(all))
+	}
 	list := make(extenderv1.HostPriorityList, len(nodes))
 	for i, s := range all {
 		list[i] = extenderv1.HostPriority{Host: nodes[i], Score: s.points}

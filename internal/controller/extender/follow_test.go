@@ -3,11 +3,14 @@
 package extender
 
 import (
+	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -61,5 +64,19 @@ func TestTies(t *testing.T) {
 		if got, _ := w.best(w.pod("p", 1, oneGPU)); len(got) != 1 || got[0] != "a" {
 			t.Errorf("%v: got %v, want a", order, got)
 		}
+	}
+}
+
+// With verbosity 4, the log says what a pod costs on the best nodes.
+func TestExplained(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "large", Profile: "dgx-h100"},
+		clustertest.SimNode{Name: "small", Profile: "t4-x2"})
+	var lines []string
+	logger := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{Verbosity: 4})
+	w.Prioritize(log.IntoContext(t.Context(), logger), w.pod("p", 1, oneGPU), w.nodes)
+	const want = `"best"=["small: 100 points, cost stranded 0.000, leftover 0.000, idle 0.049, model 0.000" ` +
+		`"large: 1 points, cost stranded 0.000, leftover 0.000, idle 0.251, model 0.000"]`
+	if got := strings.Join(lines, "\n"); !strings.Contains(got, want) {
+		t.Errorf("got %s\nwant %s", got, want)
 	}
 }

@@ -4,7 +4,10 @@ package extender
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
 // scored is the score of a node.
@@ -13,6 +16,7 @@ type scored struct {
 	fits  bool
 	rank  int // of the alternatives that the pod gets; less is better, whatever the score
 	score float64
+	cost  placement.Cost // the terms of the score
 
 	points int64 // what the scheduler gets
 }
@@ -22,6 +26,16 @@ type scored struct {
 func (s scored) better(other scored) bool {
 	return cmp.Or(cmp.Compare(s.rank, other.rank), cmp.Compare(other.score, s.score),
 		cmp.Compare(s.node, other.node)) < 0
+}
+
+// explain says why the three best nodes are the best.
+func explain(all []scored) (texts []string) {
+	sorted := slices.DeleteFunc(slices.Clone(all), func(s scored) bool { return !s.fits })
+	slices.SortFunc(sorted, func(a, b scored) int { return cmp.Compare(b.points, a.points) })
+	for _, s := range sorted[:min(3, len(sorted))] {
+		texts = append(texts, fmt.Sprintf("%s: %d points, cost %s", s.node, s.points, s.cost))
+	}
+	return texts
 }
 
 // scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only that node

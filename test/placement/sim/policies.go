@@ -18,7 +18,7 @@ var (
 
 // pack is the driver's score.
 func pack(c *cluster, node int, r request) float64 {
-	return placement.Pack.Score(c.nodes[node], placement.Pod{CPU: r.CPU, Takes: r.takes}, c.demand)
+	return placement.Pack.Cost(c.nodes[node], placement.Pod{CPU: r.CPU, Takes: r.takes}, c.demand).Score()
 }
 
 // defaultScores is LeastAllocated and BalancedAllocation of Kubernetes' scheduler, on CPU and memory, weights equal.
