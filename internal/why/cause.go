@@ -122,7 +122,8 @@ func (e *explanation) holders() []Holder {
 			continue
 		}
 		for _, claim := range s.Holders {
-			if seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(schedule.PoolsHeldBy(claim),
+			hidden := e.HideOthers && claim.Namespace != e.Workload.Namespace()
+			if hidden || seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(schedule.PoolsHeldBy(claim),
 				func(id cluster.PoolID) bool {
 					return wanted[id]
 				}) {

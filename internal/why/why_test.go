@@ -281,6 +281,32 @@ func TestAdviceNeverToleratesTaintsOfTheDriver(t *testing.T) {
 	}
 }
 
+// So are the claims of other namespaces that hold the devices.
+func TestHiddenHolders(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	for i, namespace := range []string{"ns", "other"} {
+		of := claim(t, fmt.Sprint("held-", i), gpus(""))
+		of.Namespace = namespace
+		if !hold(t, s, of) {
+			t.Fatal("no room")
+		}
+	}
+	s.Claims = append(s.Claims, claim(t, "c", gpus("")))
+	for hide, want := range map[bool]string{true: "[ns/held-0]", false: "[ns/held-0 other/held-1]"} {
+		r, err := NewExplainer(s, Options{HideOthers: hide}).Claim(t.Context(), "ns", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, h := range r.Holders {
+			got = append(got, h.Claim)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("hidden %t: got the holders %v, want %s", hide, got, want)
+		}
+	}
+}
+
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
