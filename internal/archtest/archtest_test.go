@@ -311,6 +311,21 @@ func TestNoSimulatorInProduction(t *testing.T) {
 	}
 }
 
+// TestNoAPIClientBelowPkg: what touches GPUs links no client of the API server, not even by others.
+func TestNoAPIClientBelowPkg(t *testing.T) {
+	const client = "k8s.io/client-go"
+	for _, p := range strings.Fields(goList(t, "-deps", module+"pkg/...")) {
+		if isIn(p, client) {
+			t.Errorf("a package below pkg links %s: go mod why %s", p, p)
+		}
+	}
+	if !slices.ContainsFunc(strings.Fields(goList(t, "-deps", module+"internal/plugin")), func(p string) bool {
+		return isIn(p, client)
+	}) {
+		t.Errorf("internal/plugin does not link %s: is this test looking for the right name?", client)
+	}
+}
+
 // TestConversionCanBeRemoved: without the folder convert and its line in cmd/dra-controller, all programs build. Tests
 // may import it.
 func TestConversionCanBeRemoved(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -125,15 +124,15 @@ func sanitize(of []*resourceapi.ResourceSlice, node string, as Target) (Template
 		return Template{}, err
 	}
 	var t Template
-	pools := map[string]resourceslice.Pool{}
+	pools := map[string]inventory.Pool{}
 	for _, name := range slices.Sorted(maps.Keys(current)) {
-		var pool resourceslice.Pool
+		var pool inventory.Pool
 		for _, s := range current[name] {
 			for i := range s.Devices {
 				t.Warnings = append(t.Warnings, untaint(&s.Devices[i])...)
 				rename(s.Devices[i], inventory.MonitorID(node), inventory.MonitorID(as.Name))
 			}
-			pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: s.Devices, SharedCounters: s.SharedCounters})
+			pool.Slices = append(pool.Slices, inventory.Slice{Devices: s.Devices, SharedCounters: s.SharedCounters})
 		}
 		pools[as.Name+strings.TrimPrefix(name, node)] = pool
 	}

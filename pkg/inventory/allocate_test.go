@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -366,7 +365,7 @@ func slicesOf(devices []gpu.Device) []*resourceapi.ResourceSlice {
 }
 
 // inAPI is the pools as the slice controller writes them.
-func inAPI(pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
+func inAPI(pools map[string]inventory.Pool) []*resourceapi.ResourceSlice {
 	out := inventory.Slices(driver, nodeName, pools)
 	for i, slice := range out {
 		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, i), types.UID(fmt.Sprint(i))

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -64,7 +63,7 @@ func monitorOf(t *testing.T, node string) resourceapi.Device {
 	return pool.Slices[0].Devices[0]
 }
 
-func publishedNames(pool resourceslice.Pool) string {
+func publishedNames(pool inventory.Pool) string {
 	var names []string
 	for _, s := range pool.Slices {
 		for _, d := range s.Devices {

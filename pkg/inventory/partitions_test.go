@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -294,11 +293,11 @@ func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 func TestPartitionTypes(t *testing.T) {
 	for count, want := range map[int]int{1: 7, 2: 14} {
 		costs := map[string]bool{}
-		for _, s := range divided(partitionable("H100-80GB", count)).Pools(nodeName)[nodeName].Slices {
-			if s.PartitionTypeAttribute != nil {
-				t.Errorf("got partition type %s, want none", *s.PartitionTypeAttribute)
+		for _, s := range inAPI(divided(partitionable("H100-80GB", count)).Pools(nodeName)) {
+			if s.Spec.PartitionTypeAttribute != nil {
+				t.Errorf("got partition type %s, want none", *s.Spec.PartitionTypeAttribute)
 			}
-			for _, d := range s.Devices {
+			for _, d := range s.Spec.Devices {
 				if profile := d.Attributes["profile"].StringValue; profile != nil && *profile == "1g.10gb" {
 					costs[fmt.Sprint(d.ConsumesCounters)] = true
 				}
@@ -335,7 +334,7 @@ func checkLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi
 }
 
 // layout is which device or set of counters is in which slice.
-func layout(all []resourceslice.Slice) string {
+func layout(all []inventory.Slice) string {
 	var text strings.Builder
 	for i, s := range all {
 		for _, d := range s.Devices {

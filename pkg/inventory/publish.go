@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -94,12 +93,21 @@ var AllTaints = []Taint{
 		nil},
 }
 
+// Pool is what slices of one pool have. It is that of Kubernetes' package resourceslice, which links the API client.
+type Pool struct{ Slices []Slice }
+
+// Slice is what one slice has.
+type Slice struct {
+	Devices        []resourceapi.Device
+	SharedCounters []resourceapi.CounterSet
+}
+
 // Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
 // partitions, GPUs for virtual machines and vGPUs, then counters. GPUs and counters have their own slices, so that a
 // change of the others does not move them. A slice has at most 64 devices or 8 counter sets. A node without GPUs
 // publishes one empty slice, which shows that the driver runs. The monitor device has a pool of its own: see
 // MonitorPool.
-func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
+func (inv Inventory) Pools(node string) map[string]Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
 	for _, d := range inv {
@@ -109,22 +117,22 @@ func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
 			gpus = append(gpus, publish(d, all))
 		}
 	}
-	pool := resourceslice.Pool{}
+	pool := Pool{}
 	for chunk := range slices.Chunk(gpus, devicesPerSlice) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+		pool.Slices = append(pool.Slices, Slice{Devices: chunk})
 	}
 	for chunk := range slices.Chunk(partitions, devicesPerSlice) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+		pool.Slices = append(pool.Slices, Slice{Devices: chunk})
 	}
 	for chunk := range slices.Chunk(counterSets(all), counterSetsPerSlice) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{SharedCounters: chunk})
+		pool.Slices = append(pool.Slices, Slice{SharedCounters: chunk})
 	}
 	if len(pool.Slices) == 0 {
-		pool.Slices = []resourceslice.Slice{{}}
+		pool.Slices = []Slice{{}}
 	}
-	pools := map[string]resourceslice.Pool{node: pool}
+	pools := map[string]Pool{node: pool}
 	if name := MonitorPool(node); len(inv) > 0 && len(name) <= resourceapi.PoolNameMaxLength {
-		pools[name] = resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{
+		pools[name] = Pool{Slices: []Slice{{Devices: []resourceapi.Device{
 			publish(inv.monitor(node), nil)}}}}
 	}
 	return pools
@@ -138,7 +146,7 @@ func SelectSlices(driver, node string) string {
 
 // Slices returns the slices of the pools as package publish creates them, in the order of the names of the pools. They
 // have no owner. The API server appends to their names, which begin with the number of the slice in its pool.
-func Slices(driver, node string, pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
+func Slices(driver, node string, pools map[string]Pool) []*resourceapi.ResourceSlice {
 	var all []*resourceapi.ResourceSlice
 	for _, name := range slices.Sorted(maps.Keys(pools)) {
 		for i, s := range pools[name].Slices {
@@ -148,12 +156,9 @@ func Slices(driver, node string, pools map[string]resourceslice.Pool) []*resourc
 					Driver: driver,
 					Pool: resourceapi.ResourcePool{Name: name, Generation: 1,
 						ResourceSliceCount: int64(len(pools[name].Slices))},
-					NodeName:               &node,
-					Devices:                s.Devices,
-					SharedCounters:         s.SharedCounters,
-					PerDeviceNodeSelection: s.PerDeviceNodeSelection,
-					PartitionTypeAttribute: s.PartitionTypeAttribute,
-					SkipNodeOperations:     s.SkipNodeOperations,
+					NodeName:       &node,
+					Devices:        s.Devices,
+					SharedCounters: s.SharedCounters,
 				},
 			})
 		}

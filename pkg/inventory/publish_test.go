@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -31,7 +30,7 @@ const (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // poolOf is the pool of the GPUs.
-func poolOf(devices []gpu.Device) resourceslice.Pool {
+func poolOf(devices []gpu.Device) inventory.Pool {
 	return inventory.New(devices).Pools(nodeName)[nodeName]
 }
 

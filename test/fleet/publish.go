@@ -34,7 +34,7 @@ var patient = wait.Backoff{Steps: 5, Duration: time.Second, Factor: 2, Jitter: 0
 // controller, which finds nothing to do, as a test of its package verifies. A fleet does without, because its devices
 // change seldom. Each controller has a watch and a second copy of the devices: with 200 nodes of eight H100 that took
 // 1.6 GB instead of 0.25, and three times the processor time.
-func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
+func (f *Fleet) publish(ctx context.Context, node string, pools map[string]inventory.Pool) (
 	[]*resourceapi.ResourceSlice, error) {
 	var written []*resourceapi.ResourceSlice
 	err := retry.OnError(patient, tooBusy, func() (err error) {

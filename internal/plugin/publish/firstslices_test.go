@@ -34,11 +34,11 @@ const driver = "gpu.nvidia.com"
 // The controller of kubeletplugin must find nothing to do. Otherwise each start of the driver would write the slices
 // twice.
 func TestControllerKeepsFirstSlices(t *testing.T) {
-	pools := map[string]resourceslice.Pool{
-		"node": {Slices: []resourceslice.Slice{
+	pools := map[string]inventory.Pool{
+		"node": {Slices: []inventory.Slice{
 			{Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}},
 			{Devices: []resourceapi.Device{{Name: "gpu-1-mig-1g10gb-0"}}}}},
-		"node/monitor": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "monitor"}}}}}}
+		"node/monitor": {Slices: []inventory.Slice{{Devices: []resourceapi.Device{{Name: "monitor"}}}}}}
 	client := newServer()
 	written, err := FirstSlices(t.Context(), client, driver, "node", pools)
 	if err != nil {
@@ -59,7 +59,7 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{DriverName: driver,
 		KubeClient: client,
 		Owner:      &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node"},
-		Resources:  &resourceslice.DriverResources{Pools: pools}})
+		Resources:  resourcesOf(pools)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +71,9 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 		}
 	}
 	// Show that the controller runs: it publishes another device.
-	more := resourceslice.Pool{Slices: slices.Clone(pools["node"].Slices)}
+	more := inventory.Pool{Slices: slices.Clone(pools["node"].Slices)}
 	more.Slices[0].Devices = append(slices.Clone(more.Slices[0].Devices), resourceapi.Device{Name: "gpu-2"})
-	controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": more}})
+	controller.Update(resourcesOf(map[string]inventory.Pool{"node": more}))
 	for end := time.Now().Add(5 * time.Minute); !slices.ContainsFunc(listSlices(t, client),
 		func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) == 3 }); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -85,7 +85,7 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 // Existing slices are left to the controller.
 func TestFirstSlicesAreWrittenOnce(t *testing.T) {
 	client := newServer()
-	pools := map[string]resourceslice.Pool{"node": {Slices: []resourceslice.Slice{{}}}}
+	pools := map[string]inventory.Pool{"node": {Slices: []inventory.Slice{{}}}}
 	for range 2 {
 		if _, err := FirstSlices(t.Context(), client, driver, "node", pools); err != nil {
 			t.Fatal(err)
@@ -201,8 +201,8 @@ func TestWithoutTheMonitor(t *testing.T) {
 	dir, gates := t.TempDir(), learned(t, &oldServer{})
 	synctest.Test(t, func(t *testing.T) {
 		published := ""
-		p, stop := startPublisher(t, dir, gates, func(r resourceslice.DriverResources) error {
-			published = fmt.Sprint(slices.Sorted(maps.Keys(r.Pools)))
+		p, stop := startPublisher(t, dir, gates, func(pools map[string]inventory.Pool) error {
+			published = fmt.Sprint(slices.Sorted(maps.Keys(pools)))
 			return nil
 		})
 		p.WithoutMonitor = true

@@ -367,7 +367,7 @@ func (g *Gates) dryRun(ctx context.Context, features []*feature) (map[*feature]b
 		devices = append(devices, f.example)
 		devices[i].Name = fmt.Sprintf("example-%d", i)
 	}
-	pools := map[string]resourceslice.Pool{g.Node: {Slices: []resourceslice.Slice{{Devices: devices}}}}
+	pools := map[string]inventory.Pool{g.Node: {Slices: []inventory.Slice{{Devices: devices}}}}
 	slice, err := g.Client.ResourceV1().ResourceSlices().Create(ctx, inventory.Slices(g.Driver, g.Node, pools)[0],
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	refused := apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) // some webhook allows no dry runs
@@ -421,7 +421,7 @@ func has(v *version.Version, since []string) bool {
 
 // fit returns the pool as the API server can store it, without what it lacks. Devices that need that are left out,
 // unless a claim holds them: the scheduler would forget the allocation.
-func (g *Gates) fit(pool resourceslice.Pool, lacks Lacking) resourceslice.Pool {
+func (g *Gates) fit(pool inventory.Pool, lacks Lacking) inventory.Pool {
 	if len(lacks) == 0 {
 		return pool
 	}
@@ -458,7 +458,7 @@ func (g *Gates) fit(pool resourceslice.Pool, lacks Lacking) resourceslice.Pool {
 		}
 	}
 	if len(fitted.Slices) == 0 {
-		fitted.Slices = []resourceslice.Slice{{}} // the driver runs
+		fitted.Slices = []inventory.Slice{{}} // the driver runs
 	}
 	return fitted
 }

@@ -55,7 +55,7 @@ type Publisher struct {
 	next  chan inventory.Inventory // holds only the latest
 	stale atomic.Bool              // the next one is published even if it is the same
 	// control updates the slices to match the resources, and keeps them so.
-	control func(context.Context, resourceslice.DriverResources) error
+	control func(context.Context, map[string]inventory.Pool) error
 
 	mu         sync.Mutex
 	lock       *os.File                  // if this instance is the leader
@@ -102,7 +102,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	// What is published: the inventory, or if the API server lacks something, what is left of it. Pools are large, and
 	// the controller has a copy.
 	var whole *inventory.Inventory
-	var fitted map[string]resourceslice.Pool
+	var fitted map[string]inventory.Pool
 	for first := true; ; {
 		select {
 		case <-ctx.Done():
@@ -135,14 +135,14 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
+func (p *Publisher) publish(ctx context.Context, pools map[string]inventory.Pool, first bool) (done bool) {
 	logger := klog.FromContext(ctx)
 	if first {
 		if _, err := FirstSlices(ctx, p.Client, p.Driver, p.Node, pools); err != nil {
 			logger.Info("The first slices were not written at once; they follow", "err", err)
 		}
 	}
-	if err := p.control(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
+	if err := p.control(ctx, pools); err != nil {
 		logger.Error(err, "Devices not published")
 		return false
 	}

@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/dynamic-resource-allocation/resourceslice"
-
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -21,11 +19,11 @@ import (
 
 // startPublisher runs a Publisher that leads, until stop.
 func startPublisher(t *testing.T, dir string, gates *Gates,
-	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
+	publish func(map[string]inventory.Pool) error) (p *Publisher, stop func()) {
 	t.Helper()
 	p = New(PublisherConfig{Node: "node", Dir: dir, Client: newServer(), Readiness: report.NewReadiness(time.Minute)})
 	p.Gates = gates
-	p.control = func(_ context.Context, r resourceslice.DriverResources) error { return publish(r) }
+	p.control = func(_ context.Context, pools map[string]inventory.Pool) error { return publish(pools) }
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -47,7 +45,7 @@ func TestPublisherPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		published := 0
 		var failed error
-		p, stop := startPublisher(t, dir, gates, func(resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, gates, func(map[string]inventory.Pool) error {
 			published++
 			return failed
 		})
@@ -90,8 +88,8 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 	gates.Records = records
 	synctest.Test(t, func(t *testing.T) {
 		var published []int // devices
-		p, stop := startPublisher(t, dir, gates, func(r resourceslice.DriverResources) error {
-			published = append(published, len(r.Pools["node"].Slices[0].Devices))
+		p, stop := startPublisher(t, dir, gates, func(pools map[string]inventory.Pool) error {
+			published = append(published, len(pools["node"].Slices[0].Devices))
 			return nil
 		})
 		for i := range 4 {
@@ -115,8 +113,8 @@ func TestPublisherPublishesFieldsAgain(t *testing.T) {
 	all := Lacking{}
 	synctest.Test(t, func(t *testing.T) {
 		var published []int // devices
-		p, stop := startPublisher(t, dir, gates, func(r resourceslice.DriverResources) error {
-			published = append(published, len(r.Pools["node"].Slices[0].Devices))
+		p, stop := startPublisher(t, dir, gates, func(pools map[string]inventory.Pool) error {
+			published = append(published, len(pools["node"].Slices[0].Devices))
 			return nil
 		})
 		lacking := gates.Lacking()

@@ -30,13 +30,13 @@ const repairDelay = 500 * time.Millisecond
 // startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop. The controller keeps
 // the UID of its owner. For another Node object of the same name there is another controller, and for none there is
 // none: Kubernetes removes what belongs to a Node that is gone.
-func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.DriverResources) error {
+func (p *Publisher) startOrUpdate(ctx context.Context, pools map[string]inventory.Pool) error {
 	node, err := p.Client.CoreV1().Nodes().Get(ctx, p.Node, metav1.GetOptions{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.controller != nil {
 		if err != nil && !apierrors.IsNotFound(err) || err == nil && node.UID == p.owner {
-			p.controller.Update(&resources)
+			p.controller.Update(resourcesOf(pools))
 			return err
 		}
 		klog.FromContext(ctx).Info("The Node object is gone or another one", "before", p.owner)
@@ -48,14 +48,28 @@ func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.D
 	}
 	p.owner = node.UID
 	p.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: p.Driver, KubeClient: sliceNames{p.Client}, Resources: &resources, ErrorHandler: p.Gates.failed,
-		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node, UID: p.owner},
-		SyncDelay: ptr.To(repairDelay),
+		DriverName: p.Driver, KubeClient: sliceNames{p.Client}, Resources: resourcesOf(pools),
+		ErrorHandler: p.Gates.failed,
+		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node, UID: p.owner},
+		SyncDelay:    ptr.To(repairDelay),
 	})
 	if err != nil {
 		return fmt.Errorf("start to publish: %w", err)
 	}
 	return nil
+}
+
+// resourcesOf returns the pools as the controller wants them.
+func resourcesOf(pools map[string]inventory.Pool) *resourceslice.DriverResources {
+	all := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
+	for name, of := range pools {
+		var pool resourceslice.Pool
+		for _, s := range of.Slices {
+			pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: s.Devices, SharedCounters: s.SharedCounters})
+		}
+		all.Pools[name] = pool
+	}
+	return all
 }
 
 // sliceNames makes the controller name slices as inventory.Slices does: it would name those of monitor devices like
@@ -97,7 +111,7 @@ func (c namedSlices) Create(ctx context.Context, s *resourceapi.ResourceSlice, o
 // GPUs before the monitor device, because Karpenter takes a new node for ready when one pool of its driver is complete.
 // Of existing slices it deletes that of the monitor device if an older version has named it like those of GPUs.
 func FirstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string,
-	pools map[string]resourceslice.Pool) ([]*resourceapi.ResourceSlice, error) {
+	pools map[string]inventory.Pool) ([]*resourceapi.ResourceSlice, error) {
 	api := client.ResourceV1().ResourceSlices()
 	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: inventory.SelectSlices(driver, nodeName)})
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -43,8 +42,8 @@ func TestRemovedSlicesAreBackSoon(t *testing.T) {
 			func(_ context.Context, err error, msg string, _ ...any) { t.Error(msg, err) }}
 		p := New(PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node"})
 		defer p.Stop()
-		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
-		err := p.control(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		pool := inventory.Pool{Slices: []inventory.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
+		err := p.control(ctx, map[string]inventory.Pool{"node": pool})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,8 +168,8 @@ func TestStopAwaitsTheAPIServer(t *testing.T) {
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		p := New(PublisherConfig{Client: client, Driver: driver, Node: "node"})
-		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
-		err := p.control(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		pool := inventory.Pool{Slices: []inventory.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
+		err := p.control(ctx, map[string]inventory.Pool{"node": pool})
 		if err != nil {
 			t.Fatal(err)
 		}

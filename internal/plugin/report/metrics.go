@@ -12,10 +12,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
@@ -147,7 +147,7 @@ func (m *Metrics) observe(step string, seconds float64, err error) {
 }
 
 // Published sets the number of published devices.
-func (m *Metrics) Published(pools map[string]resourceslice.Pool) {
+func (m *Metrics) Published(pools map[string]inventory.Pool) {
 	all, tainted := 0, 0
 	for _, pool := range pools {
 		for _, slice := range pool.Slices {
