@@ -39,6 +39,8 @@ type GPUQuotaSpec struct {
 type GPUQuotaStatus struct {
 	// Used has the keys of spec.hard. A key that is missing is not counted yet.
 	Used corev1.ResourceList `json:"used,omitempty"`
+	// Summary is for people: what is used of each limit.
+	Summary string `json:"summary,omitempty"`
 	// Pending are claims that were admitted and that no count has found yet. Used includes them.
 	Pending []PendingClaim `json:"pending,omitempty"`
 	// Enforced reports whether the namespace has the label QuotaLabel.

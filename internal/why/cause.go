@@ -19,8 +19,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
 
-// maxHolders is how many claims a report lists.
-const maxHolders = 20
+// maxHolders is how many claims an answer has, and shownHolders how many its text lists.
+const maxHolders, shownHolders = 20, 5
 
 // explanation says why a workload does not fit.
 type explanation struct {
@@ -123,7 +123,7 @@ func (e *explanation) holders() []Holder {
 		}
 		for _, claim := range s.Holders {
 			hidden := e.HideOthers && claim.Namespace != e.Workload.Namespace()
-			if hidden || seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(schedule.PoolsHeldBy(claim),
+			if hidden || seen[claim] || !slices.ContainsFunc(schedule.PoolsHeldBy(claim),
 				func(id cluster.PoolID) bool {
 					return wanted[id]
 				}) {
@@ -138,8 +138,16 @@ func (e *explanation) holders() []Holder {
 			all = append(all, h)
 		}
 	}
-	slices.SortFunc(all, func(a, b Holder) int { return strings.Compare(a.Claim, b.Claim) })
-	return all
+	others := func(h Holder) int { // those of the own namespace come first: its user can end them
+		if strings.HasPrefix(h.Claim, e.Workload.Namespace()+"/") {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(all, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(others(a), others(b)), cmp.Compare(a.Claim, b.Claim))
+	})
+	return all[:min(len(all), maxHolders)]
 }
 
 // devicesOf returns the names of the claim's devices.

@@ -218,7 +218,11 @@ func (r *Answer) holders(b *lines) {
 	}
 	b.add("")
 	b.add("held by:")
-	for _, h := range r.Holders {
+	for i, h := range r.Holders {
+		if i == shownHolders {
+			b.add("  and others: kubectl gpu ls lists all")
+			break
+		}
 		since := ""
 		if h.Since != nil {
 			since = " since " + h.Since.UTC().Format(time.RFC3339)

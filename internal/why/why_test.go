@@ -281,28 +281,31 @@ func TestAdviceNeverToleratesTaintsOfTheDriver(t *testing.T) {
 	}
 }
 
-// So are the claims of other namespaces that hold the devices.
-func TestHiddenHolders(t *testing.T) {
-	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
-	for i, namespace := range []string{"ns", "other"} {
+// Those who hold the devices: of the own namespace first, five in the text; of others none if their names are hidden.
+func TestHolders(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100", Use: exclusive})
+	for i := range 8 {
 		of := claim(t, fmt.Sprint("held-", i), gpus(""))
-		of.Namespace = namespace
+		of.Namespace = "another"
+		if i == 7 {
+			of.Namespace = "ns"
+		}
 		if !hold(t, s, of) {
 			t.Fatal("no room")
 		}
 	}
 	s.Claims = append(s.Claims, claim(t, "c", gpus("")))
-	for hide, want := range map[bool]string{true: "[ns/held-0]", false: "[ns/held-0 other/held-1]"} {
+	for hide, want := range map[bool]int{true: 1, false: 8} {
 		r, err := NewExplainer(s, Options{HideOthers: hide}).Claim(t.Context(), "ns", "c")
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got []string
-		for _, h := range r.Holders {
-			got = append(got, h.Claim)
+		if len(r.Holders) != want || r.Holders[0].Claim != "ns/held-7" {
+			t.Errorf("hidden %t: got %d holders, %+v, want %d, the own first", hide, len(r.Holders), r.Holders, want)
 		}
-		if fmt.Sprint(got) != want {
-			t.Errorf("hidden %t: got the holders %v, want %s", hide, got, want)
+		all := text(t, r)
+		if got := strings.Count(all, "  claim "); got != min(want, 5) || strings.Contains(all, "and others") == hide {
+			t.Errorf("hidden %t: got %d holders in\n%s\nwant %d", hide, got, all, min(want, 5))
 		}
 	}
 }

@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -165,10 +170,38 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 			all.add(p.Amount, bound)
 		}
 	}
-	q.Use(all.since(q.Used()))
+	use(q, all.since(q.Used()))
 	q.Status.Pending, q.Status.Driver = pending, c.view.Driver()
 	q.Status.Enforced = namespace.Labels[cluster.QuotaLabel] == "on"
 	return nil
+}
+
+// use sets what is used, and says it in the units of the limits: "gpus 3/8, memory 79.7Gi/200Gi".
+func use(q *cluster.GPUQuota, amount cluster.Amount) {
+	q.Use(amount)
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(q.Spec.Hard)) {
+		hard, text := q.Spec.Hard[name], "?" // it is not counted yet
+		suffix := ""
+		if name == cluster.AmountMemory {
+			suffix = strings.TrimLeft(hard.String(), "0123456789")
+		}
+		if used, counted := q.Status.Used[name]; counted {
+			text = with(suffix, used)
+		}
+		all = append(all, fmt.Sprintf("%s %s/%s", name, text, with(suffix, hard)))
+	}
+	q.Status.Summary = strings.Join(all, ", ")
+}
+
+// with returns the quantity with that suffix of quantities, rounded up to a tenth.
+func with(suffix string, q resource.Quantity) string {
+	unit, err := resource.ParseQuantity("1" + suffix)
+	if err != nil {
+		return q.String()
+	}
+	tenths := math.Ceil(10 * q.AsApproximateFloat64() / unit.AsApproximateFloat64())
+	return strconv.FormatFloat(tenths/10, 'f', -1, 64) + suffix
 }
 
 // sum is what claims take: what is known of it, and the most. A key that is missing in most has no bound.

@@ -465,6 +465,34 @@ func TestUncountedLimit(t *testing.T) {
 	}
 }
 
+// For people, what is used stands beside each limit, in its unit.
+func TestSummary(t *testing.T) {
+	quantities := func(text string) corev1.ResourceList {
+		all := corev1.ResourceList{}
+		for _, one := range strings.Fields(text) {
+			name, n, _ := strings.Cut(one, "=")
+			all[corev1.ResourceName(name)] = resource.MustParse(n)
+		}
+		return all
+	}
+	for _, row := range []struct{ hard, used, want string }{
+		{"memory=200Gi gpus=8", "memory=81559Mi gpus=3", "gpus 3/8, memory 79.7Gi/200Gi"},
+		{"memory=1Ti", "memory=200Gi", "memory 0.2Ti/1Ti"},
+		{"memory=1500M cores=400 tflops=2000", "memory=1Gi cores=180 tflops=630",
+			"cores 180/400, memory 1073.8M/1500M, tflops 630/2000"},
+		{"memory=2048Mi gpus=0", "memory=0", "gpus ?/0, memory 0Gi/2Gi"},
+	} {
+		q := &cluster.GPUQuota{Spec: cluster.GPUQuotaSpec{Hard: quantities(row.hard)}}
+		amount := cluster.Amount{}
+		for name, n := range quantities(row.used) {
+			amount[name] = n.Value()
+		}
+		if use(q, amount); q.Status.Summary != row.want {
+			t.Errorf("%s of %s: got %s, want %s", row.used, row.hard, q.Status.Summary, row.want)
+		}
+	}
+}
+
 // A count has few claims in memory at a time, however many a namespace has: a claim may have 1.5 MB.
 func TestPages(t *testing.T) {
 	const claims = 2*perPage + 1

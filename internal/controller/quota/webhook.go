@@ -263,7 +263,7 @@ func add(q *cluster.GPUQuota, r *request) bool {
 	}
 	used := q.Used()
 	used.Add(r.Amount, 1)
-	q.Use(used)
+	use(q, used)
 	r.Since = metav1.Now()
 	q.Status.Pending = append(q.Status.Pending, r.PendingClaim)
 	q.Status.Enforced = true // or nobody would ask this webhook
