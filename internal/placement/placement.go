@@ -84,7 +84,8 @@ const (
 	pressureWeight = 1
 )
 
-// Cost is what a pod costs the cluster on a node, in GPUs. With Spread, there is Idle only, which is negative.
+// Cost is what a pod costs the cluster on a node, in GPUs. With Spread, there is only Idle: the negative part of a
+// large node that stays idle.
 type Cost struct {
 	Stranded float64 // idle GPUs that lose the CPU they need
 	Leftover float64 // rests of GPUs that are used in part

@@ -3,15 +3,13 @@
 package moves
 
 import (
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpudra/gpu-dra-driver/internal/allocator"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -35,38 +33,39 @@ func lossOf(pod *corev1.Pod, gpus int64, now time.Time) loss {
 
 // gpusOf returns how many thousandths of GPUs each pod holds, by memory. Pods that share a claim have equal parts.
 func gpusOf(s *cluster.Snapshot) map[types.UID]int64 {
-	held, views := map[allocator.DeviceID]bool{}, map[string]*cluster.View{}
+	views := map[string]*cluster.View{}
 	for _, claim := range s.Claims {
-		for _, r := range cluster.Results(claim) {
-			held[allocator.NameOf(r.Driver, r.Pool, r.Device)] = true
-			if views[r.Driver] == nil {
-				views[r.Driver] = cluster.New(r.Driver)
+		for _, pool := range schedule.PoolsHeldBy(claim) {
+			if views[pool.Driver] == nil {
+				views[pool.Driver] = cluster.New(pool.Driver)
 			}
-			views[r.Driver].SetClaim(claim)
 		}
-	}
-	for _, slice := range cluster.Current(s.Slices) {
-		v := views[slice.Spec.Driver]
-		if v == nil {
-			continue
-		}
-		few := *slice // possible partitions are most of the devices
-		few.Spec.Devices = slices.DeleteFunc(slices.Clone(slice.Spec.Devices), func(d resourceapi.Device) bool {
-			return gpu.IsPart(d.Name) && len(d.ConsumesCounters) > 0 &&
-				!held[allocator.NameOf(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)]
-		})
-		v.SetSlice(&few)
 	}
 	all := map[types.UID]int64{}
 	for _, v := range views {
+		for _, slice := range cluster.Current(s.Slices) {
+			v.SetSlice(v.SlimSlice(slice))
+		}
+		for _, claim := range s.Claims {
+			v.SetClaim(claim)
+		}
 		for of, holdings := range v.GPUs {
 			for _, h := range holdings {
 				users := h.Claim.Object.Status.ReservedFor
 				for _, user := range users {
-					all[user.UID] += h.Memory * cluster.Whole / max(1, of.Memory()) / int64(len(users))
+					all[user.UID] += partOf(of, h) / int64(len(users))
 				}
 			}
 		}
 	}
 	return all
+}
+
+// partOf returns how many thousandths of the GPU are held. All of it, if nobody knows, or nothing limits its use.
+func partOf(of *cluster.GPU, h cluster.Holding) int64 {
+	unlimited := of.Whole != nil && of.Whole.Kind.Sharing() == gpu.Unlimited.String()
+	if of.Memory() == 0 || !gpu.IsPart(h.Device) && (unlimited || h.Memory == 0) {
+		return cluster.Whole
+	}
+	return min(cluster.Whole, h.Memory*cluster.Whole/of.Memory())
 }

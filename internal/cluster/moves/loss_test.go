@@ -10,8 +10,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -93,14 +95,103 @@ func TestVictimsByWhatIsLost(t *testing.T) {
 			if err != nil || plan == nil {
 				t.Fatalf("got %v, %v, want a plan", plan, err)
 			}
-			var names []string
-			for _, v := range plan.Victims {
-				names = append(names, v.Name)
-			}
-			slices.Sort(names)
-			if got := strings.Join(names, " "); got != row.want {
+			if got := namesOf(plan.Victims); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
+	}
+}
+
+// Pods without GPUs are no victims where only GPUs are missing. They also must not keep the cheapest set from being
+// found: sets are compared up to a limit.
+func TestVictimsAmongManyPods(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100", Use: exclusive})
+	add := func(name, devices string) {
+		of := claim(t, name, devices)
+		if !hold(t, s, of) {
+			t.Fatalf("no room for %s", name)
+		}
+		s.Pods = append(s.Pods, podOn("a", name, 0, "100m", 60, of))
+	}
+	for i := range 3 {
+		add(fmt.Sprint("two-", i), gpus(", count: 2"))
+	}
+	add("one-0", gpus(""))
+	add("one-1", gpus(""))
+	for i := range 60 {
+		s.Pods = append(s.Pods, podOn("a", fmt.Sprint("cpu-", i), 0, "100m", 60))
+	}
+	own := claim(t, "own", gpus(", count: 6"))
+	pod := podOn("", "own", 9, "100m", 0, own)
+	s.Claims, s.Pods = append(s.Claims, own), append(s.Pods, pod)
+	plan, err := Preempt(t.Context(), s, pod, PreemptOptions{Now: now})
+	if err != nil || plan == nil {
+		t.Fatalf("got %v, %v, want a plan", plan, err)
+	}
+	if got, want := namesOf(plan.Victims), "two-0 two-1 two-2"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func namesOf(pods []*corev1.Pod) string {
+	var names []string
+	for _, p := range pods {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+// How much of GPUs pods hold, in thousandths: by memory, and all of a GPU where nothing limits the use.
+func TestGPUsOfPods(t *testing.T) {
+	unlimited := gpu.SharingMode{Sharing: gpu.Unlimited}
+	for _, row := range []struct {
+		name    string
+		node    clustertest.SimNode
+		without func(d resourceapi.Device) bool // is not published
+		devices []string                        // of each claim
+		want    []int64
+	}{
+		{"whole GPUs", clustertest.SimNode{Profile: "l40s-x4", Use: exclusive}, nil,
+			[]string{gpus(", count: 3"), gpus("")}, []int64{3000, 1000}},
+		{"shares", clustertest.SimNode{Profile: "t4-x2"}, nil, []string{shareOf("5Gi"), shareOf("7680Mi")},
+			[]int64{333, 500}},
+		{"a partition", clustertest.SimNode{Profile: "dgx-h100"}, nil, []string{shareOf("1g.10gb")}, []int64{122}},
+		{"a partition of a GPU that is not offered as a whole", clustertest.SimNode{Profile: "dgx-h100"},
+			func(d resourceapi.Device) bool { return !gpu.IsPart(d.Name) }, []string{shareOf("1g.10gb")}, []int64{123}},
+		{"a GPU without limits", clustertest.SimNode{Profile: "t4-x2", Use: unlimited}, nil,
+			[]string{shareOf("5Gi"), shareOf("whole")}, []int64{1000, 1000}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			row.node.Name = "a"
+			s := fleet(t, row.node)
+			for i := range s.Slices {
+				if row.without != nil {
+					s.Slices[i].Spec.Devices = slices.DeleteFunc(s.Slices[i].Spec.Devices, row.without)
+				}
+			}
+			for i, devices := range row.devices {
+				of := claim(t, fmt.Sprint("c", i), devices)
+				if !hold(t, s, of) {
+					t.Fatalf("no room for %s", devices)
+				}
+				s.Pods = append(s.Pods, podOn("a", of.Name, 0, "100m", 1, of))
+			}
+			held := gpusOf(s)
+			for i, want := range row.want {
+				if got := held[s.Pods[i].UID]; got != want {
+					t.Errorf("pod %d: got %d, want %d", i, got, want)
+				}
+			}
+		})
+	}
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
+	shared := claim(t, "shared", gpus(""))
+	if !hold(t, s, shared) {
+		t.Fatal("no room")
+	}
+	one, two := podOn("a", "one", 0, "1", 1, shared), podOn("a", "two", 0, "1", 1, shared)
+	if held := gpusOf(s); held[one.UID] != 500 || held[two.UID] != 500 {
+		t.Errorf("two pods with one claim: got %v, want half for each", held)
 	}
 }

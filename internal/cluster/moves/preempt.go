@@ -90,7 +90,6 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 		return nil, nil //nolint:nilerr // the pod waits for something else
 	}
 	p.Workload = w
-	p.gpus = gpusOf(s)
 	p.addPods()
 	p.addWanted()
 	plans, fits, err := p.plans()
@@ -153,7 +152,6 @@ type preemptor struct {
 	nominated map[string]corev1.ResourceList
 	repelled  []repelling
 	budgets   budgets
-	gpus      map[types.UID]int64 // that pods hold, in thousandths
 	parts     []cluster.Subrequest
 	wanted    int64 // devices that the pod asks for, at least
 }
@@ -247,12 +245,24 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 				return nil, true, nil
 			}
 		}
-		if n.bound() {
-			all = append(all, n)
-		}
+		all = append(all, n)
 	}
+	p.weigh(all)
+	all = slices.DeleteFunc(all, func(n *nodePlan) bool { return !n.bound() })
 	slices.SortStableFunc(all, func(a, b *nodePlan) int { return a.least.compare(b.least) })
 	return all, false, nil
+}
+
+// weigh fills in what is lost with the units of all nodes.
+func (p *preemptor) weigh(all []*nodePlan) {
+	gpus := gpusOf(p.Snapshot)
+	for _, n := range all {
+		for _, u := range n.units {
+			for _, pod := range u.pods {
+				u.lost += lossOf(pod, gpus[pod.UID], p.Now)
+			}
+		}
+	}
 }
 
 // planOn returns what victims may be taken from the node, or nil if its labels or taints keep the pod away.
@@ -297,7 +307,6 @@ func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *
 		for _, of := range together {
 			seen[of.UID] = true
 			u.priority = max(u.priority, priorityOf(of))
-			u.lost += lossOf(of, p.gpus[of.UID], p.Now)
 			u.budgets = append(u.budgets, p.budgets.of(of)...)
 		}
 		if !slices.ContainsFunc(together, func(of *corev1.Pod) bool { return !p.isVictim(of) }) {

@@ -254,13 +254,18 @@ func (n *nodePlan) cheapest(best *victims) (*victims, error) {
 // domains returns the sets of pods that are searched one by one. All victims of a single device hold parts of the same
 // one, if nothing but devices is missing.
 func (n *nodePlan) domains() [][]*unit {
-	whole := [][]*unit{n.units}
-	if n.wanted != 1 || len(n.parts) != 1 || n.plugin || n.lacksMore() {
+	if n.plugin || n.lacksMore() {
+		return [][]*unit{n.units}
+	}
+	// Only devices are missing, so the end of pods without any helps nobody.
+	units := slices.DeleteFunc(slices.Clone(n.units), func(u *unit) bool { return u.devices == 0 })
+	whole := [][]*unit{units}
+	if n.wanted != 1 || len(n.parts) != 1 || len(units) == 0 {
 		return whole
 	}
 	var names []string
 	parts := map[string][]*unit{}
-	for _, u := range n.units {
+	for _, u := range units {
 		slices.Sort(u.parts)
 		for _, part := range slices.Compact(slices.Clone(u.parts)) {
 			if part == "" {
@@ -290,6 +295,9 @@ func (n *nodePlan) lacksMore() bool {
 
 // of returns the cheapest victims among the units if they cost less than the best known ones, otherwise nil.
 func (n *nodePlan) of(units []*unit, best *victims) (*victims, error) {
+	if len(units) == 0 {
+		return nil, nil
+	}
 	units = slices.Clone(units)
 	slices.SortStableFunc(units, func(a, b *unit) int {
 		return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.lost, b.lost))
@@ -307,7 +315,7 @@ func (n *nodePlan) of(units []*unit, best *victims) (*victims, error) {
 		if i+1 < len(units) && units[i+1].priority == u.priority {
 			continue
 		}
-		found, err := n.fewest(units[:i+1], best)
+		found, err := n.cheapestOf(units[:i+1], best)
 		if found != nil || err != nil {
 			return found, err
 		}
@@ -335,9 +343,9 @@ func (n *nodePlan) boundOf(units []*unit) *victims {
 	return least
 }
 
-// fewest returns the cheapest victims among units of which the last one has the highest priority. It takes all of them
-// and spares one after the other, then tries the sets that cost less.
-func (n *nodePlan) fewest(units []*unit, best *victims) (*victims, error) {
+// cheapestOf returns the cheapest victims among units of which the last one has the highest priority. It takes all of
+// them and spares one after the other, then tries the sets that cost less.
+func (n *nodePlan) cheapestOf(units []*unit, best *victims) (*victims, error) {
 	if found, err := n.fits(units); found == nil || err != nil {
 		return nil, err
 	}

@@ -44,15 +44,17 @@ type nodeUse struct {
 	others int   // GPUs that a device plugin offers
 }
 
-// maxOthers is as many GPUs as the largest node has. A plugin that shares GPUs counts each share.
+// maxOthers is as many GPUs as a large node has. A plugin that shares GPUs counts each share.
 const maxOthers = 8
 
-// pluginGPUs returns how many GPUs device plugins offer on a node, also those that pods hold.
+// pluginGPUs returns how many GPUs device plugins offer on a node, also those that pods hold. Those of other devices,
+// such as nvidia.com/hostdev, have other words in the name.
 func pluginGPUs(all corev1.ResourceList) int {
 	n := int64(0)
 	for name, of := range all {
 		domain, kind, _ := strings.Cut(string(name), "/")
-		if kind == "gpu" || domain == "nvidia.com" || strings.HasPrefix(domain, "gpu.") {
+		if strings.Contains(kind, "gpu") || strings.HasPrefix(kind, "mig-") || strings.HasPrefix(kind, "vcuda") ||
+			strings.HasPrefix(domain, "gpu.") {
 			n += min(of.Value(), maxOthers)
 		}
 	}

@@ -23,7 +23,8 @@ func TestNodesOfDevicePlugins(t *testing.T) {
 	}{
 		{"nvidia.com/gpu", "4", 4}, {"nvidia.com/gpu.shared", "40", 8}, {"nvidia.com/mig-1g.10gb", "2", 2},
 		{"amd.com/gpu", "8", 8}, {"gpu.intel.com/i915", "1", 1}, {"nvidia.com/gpu", "0", 0},
-		{"nic.example.com/nic", "4", 0},
+		{"nic.example.com/nic", "4", 0}, {"nvidia.com/hostdev", "8", 0}, {"aliyun.com/gpu-mem", "80", 8},
+		{"tencent.com/vcuda-core", "200", 8}, {"volcano.sh/vgpu-number", "4", 4},
 	} {
 		w := newWorld(t, clustertest.SimNode{Name: "ours", Profile: "t4-x2"})
 		w.nodes = append(w.nodes, "plugin", "cpu")

@@ -31,7 +31,12 @@ func (s scored) better(other scored) bool {
 // explain says why the three best nodes are the best.
 func explain(all []scored) (texts []string) {
 	sorted := slices.DeleteFunc(slices.Clone(all), func(s scored) bool { return !s.fits })
-	slices.SortFunc(sorted, func(a, b scored) int { return cmp.Compare(b.points, a.points) })
+	slices.SortFunc(sorted, func(a, b scored) int {
+		if a.better(b) {
+			return -1
+		}
+		return 1
+	})
 	for _, s := range sorted[:min(3, len(sorted))] {
 		texts = append(texts, fmt.Sprintf("%s: %d points, cost %s", s.node, s.points, s.cost))
 	}
