@@ -25,7 +25,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters nightly test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-next test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters nightly test-rest test-unit test-race test-scale test-dist test-arm64 test-nvidia test-karpenter test-kueue test-next test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline compare strongest placement scale why why-scheduler chaos test-chaos conformance fuzz vulncheck build image dist site lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -249,6 +249,10 @@ image: ## build both images as one OCI archive, _output/images.tar, without Dock
 dist: ## build a release into _output/dist, REGISTRY=registry/path: images for amd64 and arm64, chart, kubectl-gpu, notes, SBOM; VERSION=v0.2.0, else that of the file VERSION without -dev; PUSH=1 pushes it
 	@./hack/prerequisites.sh dist
 	@GOTOOLCHAIN=$(RELEASE_GO) $(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
+
+site: ## the pages of docs as a website in _output/site; a broken link fails (needs mkdocs and pymdownx)
+	@command -v mkdocs >/dev/null || { echo "mkdocs is missing: apt-get install mkdocs python3-pymdownx" >&2; exit 1; }
+	mkdocs build -f hack/site/mkdocs.yml
 
 lint: ## go vet, helm lint, and golangci-lint on every Go module
 	@./hack/prerequisites.sh

@@ -124,6 +124,7 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"that API servers have; empty: they need none")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
+	f.IntVar(&o.ProfilesPort, "profiles-port", 0, "where profiles of Go are served, on 127.0.0.1 only; 0: nowhere")
 	f.StringVar(&o.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else "+
 		"keeps, such as cert-manager; empty: the controller makes and renews its own")
 	f.DurationVar(&o.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,

@@ -95,11 +95,14 @@ func compressed(content []byte) ([]byte, error) {
 // ignoredByHelm follows .helmignore. TestChart compares both.
 func ignoredByHelm(name string) bool { return strings.HasPrefix(name, ".") || name == "icon.svg" }
 
-// editChart sets the versions and the digest, which the chart uses unless the values name another tag or digest.
+// editChart sets the versions and the digest, which the chart uses unless the values name another tag or digest. The
+// annotations are at the end of the file.
 func (r release) editChart(text []byte) ([]byte, error) {
 	text, err := edit(text, map[string]string{`(?m)^version: .*$`: "version: " + r.chartVersion(),
 		`(?m)^appVersion: .*$`: "appVersion: " + r.version})
-	return append(text, "annotations: {gpu-dra-driver/image-digest: '"+r.digest+"'}\n"...), err
+	return fmt.Appendf(text, "  gpu-dra-driver/image-digest: '%s'\n  artifacthub.io/prerelease: '%t'\n"+
+		"  artifacthub.io/images: '[{name: %s, image: %s@%[1]s}]'\n", r.digest, strings.Contains(r.version, "-"),
+		chartName, r.repository), err
 }
 
 // supervisorVersion finds the release whose supervisor the chart installs.

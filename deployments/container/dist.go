@@ -21,8 +21,8 @@ import (
 var semantic = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
 // dist builds a release below the output directory: the images of all platforms as one index, the chart with their
-// digest, the plugin of kubectl, the notes, a list of what is in the programs, the provenance, and checksums of all
-// files. With push, images and chart go to the registry.
+// digest, the plugin of kubectl with its manifest for krew, the notes, a list of what is in the programs, the
+// provenance, and checksums of all files. With push, images and chart go to the registry.
 func dist(ctx context.Context, o options) error {
 	if !semantic.MatchString(o.version) {
 		return fmt.Errorf("a release needs a version such as v0.2.0, got %q", o.version)

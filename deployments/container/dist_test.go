@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -20,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"sigs.k8s.io/yaml"
 )
 
 // testRelease makes a release of programs that are copies of this test, and of an empty one for the other platform.
@@ -168,8 +170,8 @@ func TestReleaseFiles(t *testing.T) {
 	}
 	sums := string(read(t, filepath.Join(out, "SHA256SUMS")))
 	files, err := filepath.Glob(out + "/*")
-	if err != nil || len(files) != 7 {
-		t.Fatalf("got %v and %v, want images, chart, plugin, notes, SBOM, provenance and checksums", files, err)
+	if err != nil || len(files) != 8 {
+		t.Fatalf("got %v and %v, want images, chart, plugin, its manifest, notes, SBOM, provenance, sums", files, err)
 	}
 	for _, file := range files {
 		want := fmt.Sprintf("%x  %s\n", sha256.Sum256(read(t, file)), filepath.Base(file))
@@ -188,6 +190,40 @@ func TestReleaseFiles(t *testing.T) {
 			if !strings.Contains(string(list), want) {
 				t.Errorf("got\n%s\nwant in it %q", list, want)
 			}
+		}
+	})
+	t.Run("the manifest of krew has each platform with the archive's checksum", func(t *testing.T) {
+		programs := map[string]string{}
+		for _, p := range pluginPlatforms {
+			programs[p] = "VERSION"
+		}
+		packaged, err := packagePlugins(programs, "v9.8.7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := `apiVersion: krew.googlecontainertools.github.com/v1alpha2
+kind: Plugin
+metadata:
+  name: gpu
+spec:
+  homepage: https://github.com/gpudra/gpu-dra-driver
+  platforms:
+`
+		for _, p := range pluginPlatforms {
+			system, processor, _ := strings.Cut(p, "/")
+			name := "kubectl-gpu-v9.8.7-" + system + "-" + processor + ".tar.gz"
+			want += fmt.Sprintf(`  - bin: kubectl-gpu
+    selector:
+      matchLabels:
+        arch: %s
+        os: %s
+    sha256: %s
+    uri: https://github.com/gpudra/gpu-dra-driver/releases/download/v9.8.7/%s
+`, processor, system, checksum(packaged[name]), name)
+		}
+		want += "  shortDescription: Shows GPUs and who holds them, and why a pod waits\n  version: v9.8.7\n"
+		if got := string(packaged["gpu.yaml"]); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
 		}
 	})
 	t.Run("the SBOM has the modules of each program", func(t *testing.T) {
@@ -271,6 +307,29 @@ func TestReleasedSupervisor(t *testing.T) {
 				t.Errorf("got %s, want %s", found, tc.want)
 			}
 		})
+	}
+}
+
+// What Artifact Hub and the chart's templates read of a release.
+func TestReleasedAnnotations(t *testing.T) {
+	for version, prerelease := range map[string]string{"v9.8.7": "false", "v9.8.7-rc.1": "true"} {
+		text, err := release{version: version, repository: "r.example.com:5000/x", digest: "sha256:00"}.editChart(
+			read(t, "../helm/gpu-dra-driver/Chart.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var chart struct{ Annotations map[string]string }
+		var images, links []map[string]string
+		if err := errors.Join(yaml.Unmarshal(text, &chart),
+			yaml.Unmarshal([]byte(chart.Annotations["artifacthub.io/images"]), &images),
+			yaml.Unmarshal([]byte(chart.Annotations["artifacthub.io/links"]), &links)); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if got := chart.Annotations; got["artifacthub.io/prerelease"] != prerelease || len(images) != 1 ||
+			images[0]["image"] != "r.example.com:5000/x@sha256:00" || len(links) == 0 || links[0]["url"] == "" ||
+			got["gpu-dra-driver/image-digest"] != "sha256:00" {
+			t.Errorf("%s: got %v, want links, the image, prerelease %s", version, got, prerelease)
+		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sigs.k8s.io/yaml"
 )
 
 // pluginName is the program of the plugin of kubectl.
@@ -43,9 +45,10 @@ func buildPlugins(ctx context.Context, platforms []string, version, dir string) 
 	return programs, nil
 }
 
-// packagePlugins returns an archive of the plugin for each platform, by name: the program and the license.
+// packagePlugins returns an archive of the plugin for each platform, by name: the program and the license. gpu.yaml is
+// the manifest for krew: it expects the archives in the release of that version on GitHub.
 func packagePlugins(programs map[string]string, version string) (map[string][]byte, error) {
-	archives := map[string][]byte{}
+	archives, platforms := map[string][]byte{}, []any{}
 	for _, p := range slices.Sorted(maps.Keys(programs)) {
 		content, err := tarOf([]entry{{path: "/" + pluginName, mode: 0o755, source: programs[p]},
 			{path: "/LICENSE", mode: 0o644, source: "LICENSE"}})
@@ -56,7 +59,19 @@ func packagePlugins(programs map[string]string, version string) (map[string][]by
 		if err != nil {
 			return nil, fmt.Errorf("package %s for %s: %w", pluginName, p, err)
 		}
-		archives[fmt.Sprintf("%s-%s-%s.tar.gz", pluginName, version, strings.ReplaceAll(p, "/", "-"))] = archive
+		name := fmt.Sprintf("%s-%s-%s.tar.gz", pluginName, version, strings.ReplaceAll(p, "/", "-"))
+		archives[name] = archive
+		system, processor, _ := strings.Cut(p, "/")
+		platforms = append(platforms, map[string]any{"bin": pluginName, "sha256": checksum(archive),
+			"uri":      repository + "/releases/download/" + version + "/" + name,
+			"selector": map[string]any{"matchLabels": map[string]string{"os": system, "arch": processor}}})
 	}
-	return archives, nil
+	var err error
+	archives["gpu.yaml"], err = yaml.Marshal(map[string]any{
+		"apiVersion": "krew.googlecontainertools.github.com/v1alpha2", "kind": "Plugin",
+		"metadata": map[string]string{"name": "gpu"},
+		"spec": map[string]any{"version": version, "homepage": repository, "platforms": platforms,
+			"shortDescription": "Shows GPUs and who holds them, and why a pod waits"},
+	})
+	return archives, err
 }

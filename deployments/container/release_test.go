@@ -61,10 +61,10 @@ func TestDist(t *testing.T) {
 		}
 		fmt.Fprintln(&names, name)
 	}
-	want := "NOTES.md\ngpu-dra-driver-" + version[1:] + ".tgz\ngpu-dra-driver-" + version + ".spdx.json\nimages-" +
-		version + ".tar\nkubectl-gpu-" + version + "-darwin-amd64.tar.gz\nkubectl-gpu-" + version +
-		"-darwin-arm64.tar.gz\nkubectl-gpu-" + version + "-linux-amd64.tar.gz\nkubectl-gpu-" + version +
-		"-linux-arm64.tar.gz\nprovenance.json\n"
+	want := "NOTES.md\ngpu-dra-driver-" + version[1:] + ".tgz\ngpu-dra-driver-" + version +
+		".spdx.json\ngpu.yaml\nimages-" + version + ".tar\nkubectl-gpu-" + version +
+		"-darwin-amd64.tar.gz\nkubectl-gpu-" + version + "-darwin-arm64.tar.gz\nkubectl-gpu-" + version +
+		"-linux-amd64.tar.gz\nkubectl-gpu-" + version + "-linux-arm64.tar.gz\nprovenance.json\n"
 	if got := names.String(); got != want {
 		t.Errorf("got files\n%s\nwant\n%s", got, want)
 	}

@@ -3,6 +3,7 @@
 package helm_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -338,6 +340,23 @@ func TestControllerReadsItsWebhooks(t *testing.T) {
 			}) {
 				t.Errorf("certManager.enabled=%s: the controller may not get %s", own, kind)
 			}
+		}
+	}
+}
+
+// Draining nodes leaves one replica of what has several.
+func TestDisruptionBudgets(t *testing.T) {
+	for _, component := range []string{"controller", "scheduler"} {
+		var d appsv1.Deployment
+		var one, two policyv1.PodDisruptionBudget
+		text := template(t, "--set", "scheduler.enabled=true")
+		if !rendered(t, text, "Deployment", component, &d) || !rendered(t, text, "PodDisruptionBudget", component,
+			&two) || !maps.Equal(two.Spec.Selector.MatchLabels, d.Spec.Selector.MatchLabels) {
+			t.Errorf("%s: got the budget %+v, want one for its pods", component, two.Spec)
+		}
+		if rendered(t, template(t, "--set", "scheduler.enabled=true", "--set", component+".replicas=1"),
+			"PodDisruptionBudget", component, &one) {
+			t.Errorf("%s: got a budget for one replica, want none", component)
 		}
 	}
 }

@@ -99,6 +99,8 @@ type Options struct {
 	WebhookAuthorities string
 	HealthAddress      string
 	MetricsAddress     string
+	// ProfilesPort is where Go's profiles are served, on 127.0.0.1. 0: nowhere.
+	ProfilesPort int
 
 	// CertificateDir contains tls.crt and tls.key, which another program renews. Empty: the controller issues its own
 	// certificate.
@@ -314,11 +316,20 @@ func (o Options) newManager(v *cluster.View, certs certificateOf, gate *caller.G
 		WebhookServer:                       server,
 		HealthProbeBindAddress:              o.HealthAddress,
 		Metrics:                             metricsserver.Options{BindAddress: o.MetricsAddress},
+		PprofBindAddress:                    o.profiles(),
 		LeaderElection:                      true,
 		LeaderElectionID:                    o.Name, // in metrics
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true,
 	})
+}
+
+// profiles is where the manager serves Go's profiles. They show memory: only who may forward ports gets them.
+func (o Options) profiles() string {
+	if o.ProfilesPort == 0 {
+		return ""
+	}
+	return fmt.Sprintf("127.0.0.1:%d", o.ProfilesPort)
 }
 
 // cached keeps little of each object in the cache: a cluster has thousands of GPUs.

@@ -37,6 +37,14 @@ func TestOnlyLeaderReports(t *testing.T) {
 	}
 }
 
+func TestProfilesAreServedOnRequestAndLocally(t *testing.T) {
+	for port, want := range map[int]string{0: "", 6060: "127.0.0.1:6060"} {
+		if got := (Options{ProfilesPort: port}).profiles(); got != want {
+			t.Errorf("port %d: got %q, want %q", port, got, want)
+		}
+	}
+}
+
 // The authorities of API servers are those of the file, if there is one to be.
 func TestAuthoritiesOfAPIServers(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -193,6 +193,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: scheduler" }}
 {{- end }}
 
+{{/* A PodDisruptionBudget: one replica of the component is evicted at a time. */}}
+{{- define "gpu-dra-driver.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include (printf "gpu-dra-driver.%sName" .component) .root }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include (printf "gpu-dra-driver.%sLabels" .component) .root | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  # A replica that does not work must not keep a node from being drained.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include (printf "gpu-dra-driver.%sSelectorLabels" .component) .root | nindent 6 }}
+{{- end }}
+
 {{- define "gpu-dra-driver.strongestClass" -}}
 {{- printf "strongest.%s" .Values.driverName }}
 {{- end }}
