@@ -141,11 +141,8 @@ func (n node) testDriverReloaded(t *testing.T) {
 	ns := n.namespace(t, "reloaded")
 	gpus := strings.Split(n.gpus(t), "\n")
 	const version, before = "590.44.01", "580.95.05"
-	again := n.pod(t, ns, "again", exactly(n.uuid(t, gpus[0])), runs("gpu-demo", "show"))
-	share := n.share(t, ns, "share", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
-	n.running(t, share)
-	shared := n.device(t, share)
 	uuid := n.uuid(t, gpus[0])
+	again := n.pod(t, ns, "again", exactly(uuid), runs("gpu-demo", "show"))
 	prints := func(want string) {
 		t.Helper()
 		eventually(t, soon, "a container with "+want, func() string {
@@ -160,6 +157,10 @@ func (n node) testDriverReloaded(t *testing.T) {
 		return "GPU 0: NVIDIA H100 80GB HBM3 (UUID: " + uuid + ")\n/dev/nvidia" + minor + ": allowed\n"
 	}
 	prints(nodes("0"))
+	// Not before: it may get any GPU, also that of the other pod.
+	share := n.share(t, ns, "share", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
+	n.running(t, share)
+	shared := n.device(t, share)
 	if got := n.driverFiles(t); !strings.Contains(got, before) {
 		t.Errorf("got mounts %s, want those of driver %s", got, before)
 	}
