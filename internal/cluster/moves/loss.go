@@ -14,8 +14,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// loss is the work that is lost when pods end: GPUs × the time that the pod has run, and what a restart costs. Its unit
-// is a thousandth of a GPU for a second.
+// loss is the work that is lost when pods end: GPUs × the time that the pod has run, and what a restart costs. Its
+// unit is a thousandth of a GPU for a second.
 type loss int64
 
 const (
@@ -31,7 +31,8 @@ func lossOf(pod *corev1.Pod, gpus int64, now time.Time) loss {
 	return restartLoss + loss(max(gpus, leastGPUs)*max(0, int64(now.Sub(waiting.StartOf(pod))/time.Second)))
 }
 
-// gpusOf returns how many thousandths of GPUs each pod holds, by memory. Pods that share a claim have equal parts.
+// gpusOf returns how many thousandths of GPUs each pod holds, by memory. Pods that share a claim have equal parts. What
+// is published is enough for that: devices that claims hold are.
 func gpusOf(s *cluster.Snapshot) map[types.UID]int64 {
 	views := map[string]*cluster.View{}
 	for _, claim := range s.Claims {
@@ -41,9 +42,9 @@ func gpusOf(s *cluster.Snapshot) map[types.UID]int64 {
 			}
 		}
 	}
-	all := map[types.UID]int64{}
+	all, current := map[types.UID]int64{}, cluster.Current(s.Slices)
 	for _, v := range views {
-		for _, slice := range cluster.Current(s.Slices) {
+		for _, slice := range current {
 			v.SetSlice(v.SlimSlice(slice))
 		}
 		for _, claim := range s.Claims {

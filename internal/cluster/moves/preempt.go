@@ -92,7 +92,7 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 	p.Workload = w
 	p.addPods()
 	p.addWanted()
-	plans, fits, err := p.plans()
+	plans, fits, err := p.plans(s)
 	if fits || err != nil {
 		return nil, err
 	}
@@ -222,7 +222,7 @@ func isReplaced(pod *corev1.Pod) bool {
 }
 
 // plans returns the nodes that victims may make room on, the cheapest lower bound first, or that the pod fits now.
-func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
+func (p *preemptor) plans(s *cluster.Snapshot) (all []*nodePlan, fits bool, err error) {
 	groups := map[string][]*corev1.Pod{}
 	for _, pods := range p.onNodes {
 		for _, pod := range pods {
@@ -247,15 +247,14 @@ func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
 		}
 		all = append(all, n)
 	}
-	p.weigh(all)
+	p.weigh(all, gpusOf(s))
 	all = slices.DeleteFunc(all, func(n *nodePlan) bool { return !n.bound() })
 	slices.SortStableFunc(all, func(a, b *nodePlan) int { return a.least.compare(b.least) })
 	return all, false, nil
 }
 
-// weigh fills in what is lost with the units of all nodes.
-func (p *preemptor) weigh(all []*nodePlan) {
-	gpus := gpusOf(p.Snapshot)
+// weigh fills in what is lost with the units of all nodes. gpus is what pods hold.
+func (p *preemptor) weigh(all []*nodePlan, gpus map[types.UID]int64) {
 	for _, n := range all {
 		for _, u := range n.units {
 			for _, pod := range u.pods {

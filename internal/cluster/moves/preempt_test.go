@@ -200,8 +200,7 @@ func (c *preemptCase) thousandths(claim *resourceapi.ResourceClaim) int {
 		return 0
 	}
 	held := results[0].ConsumedCapacity["memory"]
-	name, _, _ := strings.Cut(results[0].Device, "-mig-")
-	return int(cmp.Or(held.Value(), memory(results[0].Device)) * 1000 / memory(name))
+	return int(cmp.Or(held.Value(), memory(results[0].Device)) * 1000 / memory(gpu.ParentName(results[0].Device)))
 }
 
 func (c cost) compare(o cost) int {

@@ -260,7 +260,10 @@ func (n *nodePlan) domains() [][]*unit {
 	// Only devices are missing, so the end of pods without any helps nobody.
 	units := slices.DeleteFunc(slices.Clone(n.units), func(u *unit) bool { return u.devices == 0 })
 	whole := [][]*unit{units}
-	if n.wanted != 1 || len(n.parts) != 1 || len(units) == 0 {
+	switch {
+	case len(units) == 0:
+		return nil
+	case n.wanted != 1 || len(n.parts) != 1:
 		return whole
 	}
 	var names []string
@@ -295,9 +298,6 @@ func (n *nodePlan) lacksMore() bool {
 
 // of returns the cheapest victims among the units if they cost less than the best known ones, otherwise nil.
 func (n *nodePlan) of(units []*unit, best *victims) (*victims, error) {
-	if len(units) == 0 {
-		return nil, nil
-	}
 	units = slices.Clone(units)
 	slices.SortStableFunc(units, func(a, b *unit) int {
 		return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.lost, b.lost))

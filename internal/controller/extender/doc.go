@@ -13,7 +13,8 @@
 //   - What was proposed counts as taken until it is seen or does not come true, and nothing counts twice
 //     (TestProposals).
 //   - Only the best node has MaxScore, and the same nodes give the same answer in any order (TestTies).
-//   - A scheduler never waits for an answer that it does not get: without what must be known, the status is 503.
+//   - Until slices, claims, pods and nodes are known, the status is 503 (TestHandler). An answer for which the
+//     scheduler does not wait any more proposes nothing (TestAnAnswerThatIsTooLateProposesNothing).
 //
 // Tests ask a world of simulated nodes for scores, and let Kubernetes' allocator place the pods.
 package extender
