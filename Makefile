@@ -254,13 +254,14 @@ site: ## the pages of docs as a website in _output/site; a broken link fails (ne
 	@command -v mkdocs >/dev/null || { echo "mkdocs is missing: apt-get install mkdocs python3-pymdownx" >&2; exit 1; }
 	mkdocs build -f hack/site/mkdocs.yml
 
-lint: ## go vet, helm lint, and golangci-lint on every Go module
+lint: ## go vet, helm lint, golangci-lint on every Go module, and vale on the pages for users
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./test/e2e/...
 	$(GO) vet -tags guest ./pkg/gpu/passthrough
 	$(TOOLS)/helm lint --strict deployments/helm/gpu-dra-driver
 	GO="$(GO)" ./hack/golangci-lint/run.sh
+	GO="$(GO)" ./hack/vale/run.sh
 
-clean: ## remove what was built here; the cache of the cluster and of golangci-lint stays
+clean: ## remove what was built here; the cache of the cluster and of linters stays
 	rm -rf _output

@@ -125,7 +125,8 @@ func TestEveryTarget(t *testing.T) {
 		}
 	}
 	for target, want := range map[string]string{
-		"lint": "./hack/golangci-lint/run.sh", "vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
+		"lint": "./hack/golangci-lint/run.sh", "pages": "./hack/vale/run.sh",
+		"vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
 		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
 		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...",
 		"cluster": "go test -C test/cluster", "e2e": "_output/bin/dev e2e",

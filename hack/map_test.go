@@ -115,7 +115,7 @@ func TestWhereAChangeGoes(t *testing.T) {
 func TestThreatModel(t *testing.T) {
 	n := 0
 	for _, heading := range []string{"## A user of a namespace", "## A program in a container with a GPU",
-		"## Whoever has a token of the driver", "## A user or program of a node", "## An administrator's mistake"} {
+		"## A stolen token of the driver", "## A user or program of a node", "## An administrator's mistake"} {
 		for _, cells := range tableRows(t, "../docs/operate/security.md", heading) {
 			if n++; len(cells) != 3 || !strings.Contains(cells[2], "_test.go` `") {
 				t.Errorf("row %q: want an attack, what stops it and a test", cells)

@@ -4,7 +4,7 @@
 //
 // A Cause is what is wrong: an XID, or something that NVML or the kernel reports. A Rule has its Effect, which is that
 // of a taint, and its Recovery, which ends it. Policy.For returns the rule of the administrator, or that of the table
-// of defaults: conditions in policy.go, and NVIDIA's XID catalogue in xids.go. State (state.go) has the Conditions:
+// of defaults: conditions in policy.go, and NVIDIA's XID catalog in xids.go. State (state.go) has the Conditions:
 // what is or was wrong with a Subject, a GPU or a partition. See, Answered, Counted and Lost begin conditions.
 // Answered, Lost, Reset, Booted, Elapsed, Gone and Clear end them. State.Of returns those of a device. Saved is the
 // state on disk, with the rules in force (store.go); Lines formats it for people. Files in the plugin's directory are

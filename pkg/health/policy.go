@@ -191,7 +191,7 @@ func Describe(c Cause) (meaning, advice string) {
 	}
 	if _, ok := c.XID(); ok {
 		return "An XID for which the driver knows no action.",
-			"Look it up in NVIDIA's XID catalogue and in the kernel log."
+			"Look it up in NVIDIA's XID catalog and in the kernel log."
 	}
 	return "A cause that this version of the driver does not know.", "Look into the log of the plugin."
 }
@@ -227,7 +227,7 @@ var conditions = []Entry{
 		"Reset the GPU: nvidia-smi -r -i INDEX, or reboot the node.", untilReset, "NVML: retired pages"},
 	{NVLinkDown, "An NVLink that was active is down.",
 		"Reset the GPUs at both ends. If it stays down, check the link and its peer.", untilReset,
-		"NVML: NVLink state; the catalogue asks for a reset at XID 74"},
+		"NVML: NVLink state; the catalog asks for a reset at XID 74"},
 	{FabricUnhealthy, "The GPU is not registered with the NVLink fabric, or the fabric is unhealthy.",
 		"Check the fabric manager and the NVSwitches.", untilManual, "NVML: fabric state and health"},
 	{HardwareSlowdown, "The hardware slows the GPU down to protect it: it is too hot, or draws too much power.",

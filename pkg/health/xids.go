@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// action is an immediate action of NVIDIA's XID catalogue, and what the driver makes of it.
+// action is an immediate action of NVIDIA's XID catalog, and what the driver makes of it.
 // https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 type action struct {
 	name   string
@@ -17,7 +17,7 @@ type action struct {
 
 var (
 	ignore = action{"IGNORE", reported, "Nothing. If it comes back often, report it to NVIDIA."}
-	// The catalogue describes these XIDs and leaves their action empty.
+	// The catalog describes these XIDs and leaves their action empty.
 	noAction       = action{"no action", reported, "Nothing."}
 	restartApp     = action{"RESTART_APP", reported, "Restart the program. The GPU needs nothing."}
 	resetGPU       = action{"RESET_GPU", untilReset, resetAdvice}
@@ -46,7 +46,7 @@ type xidRow struct {
 	why     string // why the rule is that of the action, where the action leaves a choice
 }
 
-// xidRows is NVIDIA's catalogue of September 2026 for Ampere and newer. It lacks the XIDs that the catalogue calls
+// xidRows is NVIDIA's catalog of September 2026 for Ampere and newer. It lacks the XIDs that the catalog calls
 // unused, and those without an action whose description does not say what to do (166 to 170).
 var xidRows = []xidRow{
 	{numbers: []uint64{8}, meaning: "A channel of a program timed out.", action: restartApp},
@@ -158,7 +158,7 @@ func xids() []Entry {
 	}
 	var all []numbered
 	for _, row := range xidRows {
-		source := "catalogue: " + row.action.name
+		source := "catalog: " + row.action.name
 		if row.why != "" {
 			source += "; " + row.why
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
-// maxXID is far above the XIDs of NVIDIA's catalogue.
+// maxXID is far above the XIDs of NVIDIA's catalog.
 const maxXID = 1023
 
 // The shortest and the longest quiet time.

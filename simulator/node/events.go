@@ -27,7 +27,7 @@ const (
 	EventRecoveryAction EventType = 0x8000
 )
 
-// MaxXID is far above the XIDs of NVIDIA's catalogue. NVML uses 999 for unknown ones.
+// MaxXID is far above the XIDs of NVIDIA's catalog. NVML uses 999 for unknown ones.
 const MaxXID = 1023
 
 // Event is an event of a GPU.

@@ -864,7 +864,7 @@ func TestTextsOfEvents(t *testing.T) {
 			n.xidAt(9, 999)
 		}, "partition gpu-0-mig-1g10gb-2 (NVIDIA H100, GPU-0): XID 999: An XID for which the driver knows no action. " +
 			"Since 2026-11-22T12:10:00Z. It has come back once within a day, so it does not end before it has been " +
-			"gone for 20m0s. What to do: Look it up in NVIDIA's XID catalogue and in the kernel log. " +
+			"gone for 20m0s. What to do: Look it up in NVIDIA's XID catalog and in the kernel log. " +
 			"New claims avoid it (NoSchedule), until it has not occurred for 20m0s."},
 		{"the error of a program", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 43) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 43: A program failed and was ended. The GPU is healthy. " +
