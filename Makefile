@@ -254,7 +254,7 @@ site: ## the pages of docs as a website in _output/site; a broken link fails (ne
 	@command -v mkdocs >/dev/null || { echo "mkdocs is missing: apt-get install mkdocs python3-pymdownx" >&2; exit 1; }
 	mkdocs build -f hack/site/mkdocs.yml
 
-lint: ## go vet, helm lint, golangci-lint on every Go module, and vale on the pages for users
+lint: ## go vet, helm lint, golangci-lint on every Go module, vale on the pages for users, actionlint
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./test/e2e/...
@@ -262,6 +262,7 @@ lint: ## go vet, helm lint, golangci-lint on every Go module, and vale on the pa
 	$(TOOLS)/helm lint --strict deployments/helm/gpu-dra-driver
 	GO="$(GO)" ./hack/golangci-lint/run.sh
 	GO="$(GO)" ./hack/vale/run.sh
+	$$(GO="$(GO)" ./hack/tool.sh actionlint)
 
 clean: ## remove what was built here; the cache of the cluster and of linters stays
 	rm -rf _output

@@ -125,7 +125,7 @@ func TestEveryTarget(t *testing.T) {
 		}
 	}
 	for target, want := range map[string]string{
-		"lint": "./hack/golangci-lint/run.sh", "pages": "./hack/vale/run.sh",
+		"lint": "./hack/golangci-lint/run.sh", "pages": "./hack/vale/run.sh", "workflows": "./hack/tool.sh actionlint",
 		"vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
 		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
 		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...",
