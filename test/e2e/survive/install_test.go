@@ -7,22 +7,17 @@ package survive
 import (
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testInstallScript installs the driver with deployments/install.sh, on a cluster without it whose nodes do not have
-// the image. Before that, what is missing is said, and nothing changes.
+// testInstallScript runs deployments/install.sh on a cluster without the driver, whose nodes do not have the image: it
+// says what is missing, and nothing changes. Then it installs the driver with the commands of the pages.
 func (s *suite) testInstallScript(t *testing.T) {
 	const image = "localhost/gpu-dra-driver"
 	for i := range s.profiles {
@@ -72,26 +67,5 @@ func (s *suite) testInstallScript(t *testing.T) {
 	if err := s.Get(t.Context(), key, plugins); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, want nothing installed", err)
 	}
-	plugin := func(args ...string) types.UID {
-		output, err := install(append([]string{"--on-node", onNode}, args...)...)
-		if err != nil || !strings.Contains(output, "GPU 0: NVIDIA ") {
-			t.Fatalf("got %v and\n%s\nwant the GPU of a pod", err, output)
-		}
-		pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
-		must(t, err)
-		pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
-		if len(pods) != len(s.profiles) {
-			t.Errorf("got %d plugins, want one on each of %d nodes", len(pods), len(s.profiles))
-		}
-		return pods[0].UID
-	}
-	first := plugin("--simulate", "dgx-h100", "--", "--set", "controller.replicas=1")
-	if again := plugin(); again == first { // an image of the same tag has been imported
-		t.Error("the plugin before the second run is still there")
-	}
-	var controller appsv1.Deployment
-	must(t, s.Get(t.Context(), client.ObjectKey{Namespace: release, Name: release + "-controller"}, &controller))
-	if got := *controller.Spec.Replicas; got != 1 {
-		t.Errorf("got %d replicas after the second run, want the 1 of the first", got)
-	}
+	s.testStartPages(t)
 }

@@ -117,7 +117,7 @@ func TestInstallation(t *testing.T) {
 	t.Run("claims are created while the controller hangs", s.testControllerHangs)
 	t.Run("the controller is killed while a pod gets the GPU of another one", s.node("node-1").testKilledPreempting)
 	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
-	t.Run("one script installs the driver, or says what is missing", s.testInstallScript)
+	t.Run("the commands of the start pages install the driver, or say what is missing", s.testInstallScript)
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
