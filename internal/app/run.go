@@ -99,7 +99,7 @@ func run(ctx context.Context, o options, p Platform) error {
 				CombinedHookPath: hooks.combined},
 			Specs:        specs,
 			Records:      records,
-			Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
+			Daemons:      mps.Below(o.pluginDir),
 			DaemonMemory: uint64(o.daemonMemory.Value()),
 			PreloadDir:   filepath.Join(o.pluginDir, preloadDir),
 		},

@@ -85,7 +85,7 @@ var allowed = map[string][]string{
 	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/passthrough", "pkg/hwprofile"},
 	"internal/check/host":  {},
 	"internal/check": {"internal/check/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/passthrough",
-		"pkg/gpu/toolkit", "pkg/health", "pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
+		"pkg/gpu/toolkit", "pkg/health", "pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory", "pkg/sharing/mps"},
 	"internal/app": {"internal/apiserver", "internal/check", "internal/check/host", "internal/plugin",
 		"internal/plugin/kubelet", "pkg/cdi", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/gpu/driverroot",
 		"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health", "pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},

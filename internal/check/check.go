@@ -19,6 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // Target is what is checked.
@@ -28,7 +29,7 @@ type Target struct {
 	NodeName   string
 	CDIDir     string
 	CDIHook    string    // NVIDIA's CDI hook program
-	PluginDir  string    // where the plugin keeps what it knows of the health of GPUs; "": unknown
+	PluginDir  string    // where the plugin keeps its files; "": unknown
 	HooksDir   string    // where the host has the CDI hook programs; "": unknown
 	Writes     []string  // further directories of the host that the driver writes to
 	Host       host.Root // "" if it is not mounted
@@ -134,6 +135,7 @@ func Run(t Target) Report {
 	e.driver()
 	e.host()
 	e.health()
+	e.mps()
 	if t.Machine.Library != nil {
 		e.machine()
 	}
@@ -194,6 +196,27 @@ func (e *checker) health() {
 				e.found(gpuSick.Found("%s: %s (%s) since %s: %s", g.Name, c.Cause.Title(), g.Rules[c.Cause],
 					c.Since.UTC().Format(time.RFC3339), meaning))
 			}
+		}
+	}
+}
+
+// mps reports daemons that do not serve, and those whose servers have failed. That a server hangs is not seen here.
+func (e *checker) mps() {
+	if e.PluginDir == "" {
+		return
+	}
+	dir := mps.Below(e.PluginDir)
+	daemons, err := dir.Requested()
+	if err != nil {
+		e.found(mpsDaemon.Found("%v", err))
+	}
+	for _, d := range daemons {
+		if err := dir.Check(d.ID); err != nil {
+			e.found(mpsDaemon.Found("%v", err))
+		}
+		if state, err := dir.State(d.ID); err == nil && state.ServerFailures > 0 {
+			e.found(mpsDaemon.Found("MPS daemon %s: %d of its servers have failed, and their clients with them; the "+
+				"last: %s", d.ID, state.ServerFailures, state.ServerFailure))
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/internal/check/host"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
@@ -73,6 +75,26 @@ func problems(r check.Report) string {
 		}
 	}
 	return strings.Join(ids, " ")
+}
+
+// daemon requests an MPS daemon, about which a supervisor that runs reports this.
+func (n *testNode) daemon(s mps.DaemonState) error {
+	n.config.PluginDir = n.t.TempDir()
+	dir := mps.Below(n.config.PluginDir)
+	if err := dir.Request(mps.Daemon{ID: "g0"}); err != nil {
+		return err
+	}
+	requested, err := dir.Requested()
+	if err != nil {
+		return err
+	}
+	s.Digest = requested[0].Digest
+	supervisor, err := os.Open(string(dir))
+	if err != nil {
+		return err
+	}
+	n.t.Cleanup(func() { _ = supervisor.Close() })
+	return errors.Join(unix.Flock(int(supervisor.Fd()), unix.LOCK_EX), dir.Report("g0", s))
 }
 
 // brokenLibrary fails to initialize.
@@ -188,6 +210,16 @@ func TestProblems(t *testing.T) {
 				{Subject: health.Subject{GPU: "b"}, Cause: health.GPULost}}
 			return saved.Save(p.config.PluginDir)
 		}, "gpu-sick", []string{"gpu-3b-00-0: XID 48"}},
+		{"an MPS daemon that serves", "t4-x2", func(p *testNode) error {
+			return p.daemon(mps.DaemonState{Ready: true})
+		}, "", nil},
+		{"an MPS daemon that does not serve", "t4-x2", func(p *testNode) error {
+			return p.daemon(mps.DaemonState{Message: "no libcuda.so.1"})
+		}, "mps-daemon", []string{"MPS daemon g0: no libcuda.so.1", "hang at their start"}},
+		{"an MPS daemon whose servers have failed", "t4-x2", func(p *testNode) error {
+			return p.daemon(mps.DaemonState{Ready: true, ServerFailures: 2, ServerFailure: "Server 12 exited"})
+		}, "mps-daemon", []string{"MPS daemon g0: 2 of its servers have failed, and their clients with them; the " +
+			"last: Server 12 exited"}},
 		{"the driver root is a link", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
 			p.config.Machine.Driver = driverroot.Root{Host: link, Here: link}

@@ -54,6 +54,9 @@ var (
 	oldForMPS = host.ProblemKind{ID: "no-mps-limits", Severity: host.Warning,
 		Remedy: "let it be used as a whole, or in replicas (sharing: exclusive, replicated): MPS limits shares from " +
 			"Volta on"}
+	mpsDaemon = host.ProblemKind{ID: "mps-daemon", Severity: host.Warning,
+		Remedy: "look at the log of the MPS supervisor's pod on this node; where containers hang at their start, end " +
+			"the daemon's server, as docs/use/sharing.md says (a killed client can stop the GPU)"}
 	vgpuUnlicensed = host.ProblemKind{ID: "vgpu-unlicensed", Severity: host.Warning,
 		Remedy: "check the license server, and the log of nvidia-gridd on the node (nvidia-smi -q shows the state): " +
 			"20 minutes after its start, an unlicensed machine has a slow GPU"}
@@ -75,5 +78,5 @@ var (
 var AllKinds = append([]host.ProblemKind{
 	noLibrary, noModule, versionMismatch, noNVML, driverTooOld, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick,
 	driverFiles, twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
-	migUnreadable, prohibited, noPersistence, vgpuUnlicensed,
+	migUnreadable, prohibited, noPersistence, vgpuUnlicensed, mpsDaemon,
 }, host.AllKinds...)

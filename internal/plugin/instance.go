@@ -26,9 +26,6 @@ const instancesLock = "instances.lock"
 // metadataDir is where kubeletplugin keeps the metadata of claims, below the plugin's directory.
 const metadataDir = "dra-device-metadata"
 
-// MPSDir is the directory shared with the supervisor of MPS daemons, below the plugin's directory.
-const MPSDir = "mps"
-
 // Instance is a running plugin. During an update, two run on a node.
 type Instance struct {
 	dir  string
@@ -89,7 +86,7 @@ func (i *Instance) clear() error {
 	errs = append(errs, health.Forget(i.dir), removeTemporary(i.dir, 0),
 		os.RemoveAll(filepath.Join(i.dir, metadataDir))) // an instance may have been killed before it removed a claim's
 	// A running supervisor of MPS daemons removes the directories when it ends.
-	mpsDir := filepath.Join(i.dir, MPSDir)
+	mpsDir := string(mps.Below(i.dir))
 	if supervised, _ := mps.Dir(mpsDir).Supervised(); supervised { // an error means that the directory does not exist
 		return errors.Join(errs...)
 	}

@@ -165,8 +165,14 @@ func (s *suite) testSharesOfOneClaim(t *testing.T) {
 		p.Containers[0].Resources.Claims = append(p.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: "other"})
 	}
 	small := s.templateFor(t, ns, "small", share("gpu", h100, "1Gi", ""))
+	warnings := s.Warnings()
 	s.waitRefused(t, s.pod(t, ns, "two-claims", withTemplate(small), alsoOther),
 		[]string{"container main", "it also uses device", "configuration refused"})
+	// Who creates the pod is told at once.
+	const want = "its node refuses it: container main: it also uses"
+	if got := strings.Join(warnings(), "\n"); !strings.Contains(got, want) {
+		t.Errorf("got warnings %q, want %q", got, want)
+	}
 }
 
 // testSharedMemory: containers with a share have the size-limited /dev/shm of their daemon instead of their own, also

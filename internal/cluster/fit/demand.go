@@ -113,7 +113,27 @@ func Extended(v *cluster.View, pod *corev1.Pod) *resourceapi.ResourceClaim {
 // ExtendedRequest returns the name that the scheduler gives the request for an extended resource. resource is its
 // number among the sorted resources that the container requests.
 func ExtendedRequest(container, resource int) string {
-	return fmt.Sprintf("container-%d-request-%d", container, resource)
+	return fmt.Sprintf(extendedRequest, container, resource)
+}
+
+const extendedRequest = "container-%d-request-%d"
+
+// ExtendedStatus returns what the status of the pod says about the claim for its extended resources, which has these
+// requests; nil: none of them is for one.
+func ExtendedStatus(pod *corev1.Pod, claim string, requests []string) (status *corev1.PodExtendedResourceClaimStatus) {
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	for _, request := range requests {
+		var container, number int
+		if _, err := fmt.Sscanf(request, extendedRequest, &container, &number); err != nil {
+			continue
+		}
+		if status == nil {
+			status = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim}
+		}
+		status.RequestMappings = append(status.RequestMappings, corev1.ContainerExtendedResourceRequest{
+			ContainerName: containers[container].Name, RequestName: request})
+	}
+	return status
 }
 
 // ExtendedRequests returns a request for each container with the extended resource. Init containers other than sidecars

@@ -80,7 +80,7 @@ func gpusOf(a *resourceapi.AllocationResult) (gpus []string) {
 func (w *world) estimate(claim *resourceapi.ResourceClaim, node string) (gpus []string, sure bool) {
 	var d fit.Demand
 	d.Add(w.t.Context(), w.view, &corev1.Pod{}, cluster.SlimClaim(claim))
-	w.refuses = func() bool { return w.scratch.Refuses(&d) }
+	w.refuses = func() bool { return w.scratch.Refusal(&d) != nil }
 	w.view.Nodes([]string{node}, func(_ int, devices *cluster.NodeDevices) {
 		w.scratch.Reset(devices, nil)
 		if _, ok := w.scratch.Estimate(&d); ok {

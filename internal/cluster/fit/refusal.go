@@ -200,7 +200,7 @@ type refusals struct {
 	claims  []*resourceapi.ResourceClaim
 	asked   []*asked
 	kinds   map[*cluster.DeviceKind]int // their numbers
-	refused map[string]bool             // combinations of devices
+	refused map[string]*sharing.Refusal // of combinations of devices; nil: none
 	// Something may be refused; of some claims it is not known what.
 	may, unknown bool
 }
@@ -240,14 +240,15 @@ func (d *refusals) add(v *cluster.View, pod *corev1.Pod, claim *resourceapi.Reso
 	return a
 }
 
-// Refuses reports whether the node refuses what Estimate has given out for the demand when the pod is to start.
-func (n *Node) Refuses(demand *Demand) bool {
+// Refusal returns why the node refuses what Estimate has given out for the demand when the pod is to start; nil: as far
+// as is known, it does not.
+func (n *Node) Refusal(demand *Demand) *sharing.Refusal {
 	d := &demand.refusals
 	if !d.may || d.unknown || n.Unsure {
-		return false
+		return nil
 	}
 	if d.refused == nil {
-		d.refused, d.kinds = map[string]bool{}, map[*cluster.DeviceKind]int{}
+		d.refused, d.kinds = map[string]*sharing.Refusal{}, map[*cluster.DeviceKind]int{}
 	}
 	var key []byte
 	for _, t := range n.Takes {
@@ -269,8 +270,8 @@ func (n *Node) Refuses(demand *Demand) bool {
 	return refused
 }
 
-// run reports whether a node refuses these takes.
-func (d *refusals) run(takes []Take) bool {
+// run returns why a node refuses these takes; nil: it does not.
+func (d *refusals) run(takes []Take) *sharing.Refusal {
 	kinds := map[string]*resourceapi.Device{}
 	var claims []*resourceapi.ResourceClaim
 	for _, of := range d.claims {
@@ -291,5 +292,5 @@ func (d *refusals) run(takes []Take) bool {
 	}
 	return Refusal(d.pod, claims, func(r resourceapi.DeviceRequestAllocationResult) *resourceapi.Device {
 		return kinds[r.Device]
-	}) != nil
+	})
 }

@@ -3,7 +3,7 @@
 package schedule
 
 import (
-	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,16 +50,10 @@ func (w *Workload) WithClaims() *corev1.Pod {
 				corev1.PodResourceClaimStatus{Name: of.Name, ResourceClaimName: &of.Name})
 		}
 	}
-	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	for i, o := range w.Origins {
-		extended := &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: w.Claims[i].Name}
-		for request := range o.Extended {
-			var container, number int
-			if _, err := fmt.Sscanf(request, "container-%d-request-%d", &container, &number); err == nil {
-				pod.Status.ExtendedResourceClaimStatus = extended
-				extended.RequestMappings = append(extended.RequestMappings, corev1.ContainerExtendedResourceRequest{
-					ContainerName: containers[container].Name, RequestName: request})
-			}
+		requests := slices.Sorted(maps.Keys(o.Extended))
+		if status := fit.ExtendedStatus(&pod, w.Claims[i].Name, requests); status != nil {
+			pod.Status.ExtendedResourceClaimStatus = status
 		}
 	}
 	return &pod

@@ -317,6 +317,9 @@ func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 				v.warn("%s: %s of memory is less than a program needs before its first allocation, some hundred MiB: "+
 					"write an amount with its unit, such as 5Gi", path, memoryText(value))
 			}
+			if name == "cores" && value.IsZero() {
+				v.warn("%s: 0 is no limit: write 1 to 100, or leave cores out", path)
+			}
 			continue
 		}
 		ok = false

@@ -209,12 +209,13 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 		{"more shares than GPUs", shared, strings.Replace(amounts("memory: 8Gi"), "capacity:", "count: 12, "+
 			"capacity:", 1) +
 			config("sharing: {strategy: TimeSlicing}"), nil, []string{"spec.devices.requests[0].exactly.count: the " +
-			"devices of a request are of one node, and no node has more than 8 for this one"}},
+			"devices of a request are of one node, and no node has more than 8 for this one",
+			"nothing enforces what it asks for"}},
 		{"more partitions than GPUs", shared, `requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com, count: 9}}]`,
-			nil, nil},
+			nil, []string{"a CUDA program uses one partition"}},
 		{"more partitions than a node can have", shared, `requests: [{name: gpu, exactly: {deviceClassName: ` +
 			`mig-4g.40gb.nvidia.com, count: 9}}]`, nil, []string{"spec.devices.requests[0].exactly.count: the devices " +
-			"of a request are of one node, and no node has more than 8 for this one"}},
+			"of a request are of one node, and no node has more than 8 for this one", "a CUDA program uses one"}},
 
 		{"a constraint with an attribute in another case", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
 			"\nconstraints: [{matchAttribute: gpu.nvidia.com/nvlinkdomain}]", nil, []string{
@@ -277,7 +278,15 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 				"each container one of these shares"}},
 		{"the same with a claim without limits", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2, capacity: {requests: {memory: 5Gi}}}}]` +
-				config("sharing: {strategy: TimeSlicing}"), nil, nil},
+				config("sharing: {strategy: TimeSlicing}"), nil, []string{"spec.devices.requests[0]: nothing " +
+				"enforces what it asks for in capacity.requests, because of the strategy TimeSlicing"}},
+		{"time slices for whole GPUs", shared, one + config("sharing: {strategy: TimeSlicing}"), nil, nil},
+		{"no limit of the cores", shared, amounts("cores: 0, memory: 5Gi"), nil,
+			[]string{"requests[cores]: 0 is no limit"}},
+		{"two partitions for one container", shared, `requests: [{name: gpu, exactly: {deviceClassName: ` +
+			`mig-1g.10gb.nvidia.com, count: 2}}]`, nil, []string{"spec.devices.requests[0]: a CUDA program uses " +
+			"one partition"}},
+		{"a partition", shared, `requests: [{name: gpu, exactly: {deviceClassName: mig-1g.10gb.nvidia.com}}]`, nil, nil},
 		{"the same with some exclusive GPUs", mixed,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2, capacity: {requests: {memory: 5Gi}}}}]`,
 			nil, []string{"spec.devices.requests[0]: on NVIDIA H100 80GB HBM3, NVIDIA L40S: devices NVIDIA H100"}},
@@ -314,7 +323,8 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 			`requests: [{name: whole, exactly: {deviceClassName: gpu.nvidia.com}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]
 config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10Gi}}}}},
   {requests: [small], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing}}}}]`,
-			nil, []string{"spec.devices.requests: their devices have limits of their own"}},
+			nil, []string{"spec.devices.requests[1]: nothing enforces what it asks for",
+				"spec.devices.requests: their devices have limits of their own"}},
 		{"limits for GPUs of different sizes, in the order of the claim", mixed,
 			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: a-small-one, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Turing'"}}]}}]` +
 				config(

@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -41,6 +42,7 @@ type outcome struct {
 	refused error    // the first reason
 	on      []string // the kinds of devices on which the request is refused
 	limited bool     // the devices have limits
+	loose   bool     // a share has none, as the claim chose
 }
 
 // dryRun validates what only a node can. It only warns: a node that is added later may accept the claim, and no
@@ -63,11 +65,26 @@ func (c Checker) dryRun(ctx context.Context, spec *resourceapi.ResourceClaimSpec
 			slices.Sort(o.on)
 			v.warn("%s: on %s: %v", r.alternatives[0].of, strings.Join(slices.Compact(o.on), ", "), o.refused)
 		}
+		if o.loose {
+			v.warn("%s: nothing enforces what it asks for in capacity.requests, because of the strategy TimeSlicing: "+
+				"leave the strategy out", r.alternatives[0].of)
+		}
+		if first := r.alternatives[0]; *first.Count > 1 && allPartitions(r) {
+			v.warn("%s: a CUDA program uses one partition: start a program for each, or let each container name a "+
+				"request with one, in resources.claims[].request", first.of)
+		}
 	}
 	if limited && tried > 1 {
 		v.warn("%s: their devices have limits of their own, and a process has one set of limits: "+
 			"let each container name one request, in resources.claims[].request", devices.Child("requests"))
 	}
+}
+
+// allPartitions reports whether the request gets MIG partitions only, as far as is published.
+func allPartitions(r request) bool {
+	return !slices.ContainsFunc(r.alternatives, func(a alternative) bool {
+		return slices.ContainsFunc(a.kinds, func(k *cluster.DeviceKind) bool { return k.Type() != gpu.TypeMIG })
+	})
 }
 
 // group groups the alternatives by request. It returns false when a dry run is not possible: a configuration names GPUs
@@ -121,6 +138,10 @@ func (d *dryRun) evaluate(ctx context.Context, request int) outcome {
 			plan, err := d.try(request, a, kind)
 			if err == nil {
 				o.limited = o.limited || plan.Limited()
+				o.loose = o.loose || len(a.Asked()) > 0 && slices.ContainsFunc(plan.Assignments,
+					func(of sharing.Assignment) bool {
+						return of.Request == a.Name && of.Unenforced && kind.Sharing() == gpu.Fractional.String()
+					})
 				continue
 			}
 			if o.refused == nil {

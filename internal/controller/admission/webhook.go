@@ -17,11 +17,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 )
 
-// Add adds the webhooks: one validates claims, templates and classes, and one records their optional fields.
+// Add adds the webhooks: one validates claims, templates and classes, one warns of pods, and one records optional
+// fields.
 func Add(c *feature.Controller, expander strongest.Expander) {
 	validator := Validator{Checker{View: c.View}, expander}
 	c.Serve("/validate", validator)
 	c.Serve("/check", validator)
+	c.Serve("/check-pods", Pods{View: c.View, Templates: c.Direct})
 	c.Serve("/optional-fields", OptionalFields{})
 }
 

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -153,6 +154,7 @@ func FuzzWebhooks(f *testing.F) {
 		`{"spec": {"devices": {"requests": [{"name": "gpu", "firstAvailable": [{"name": "a", "deviceClassName": "gpu.nvidia.com", "selectors": [{}, {"cel": {"expression": "1/0 == 1"}}]}]}], "config": [{}, {"opaque": {"driver": "gpu.nvidia.com"}}]}}}`,
 		`{"spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com' && x"}}], "config": [{"opaque": null}]}}`,
 		`{"spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "monitor.gpu.nvidia.com", "allocationMode": "All"}}]}}}}`,
+		`{"spec": {"resourceClaims": [{"name": "a"}, {"name": "a", "resourceClaimTemplateName": "t"}], "containers": [{"resources": {"claims": [{"name": "a"}], "requests": {"nvidia.com/gpu": 1e9}}}]}}`,
 		`null`, `{`, `[]`,
 	} {
 		f.Add([]byte(seed))
@@ -161,7 +163,10 @@ func FuzzWebhooks(f *testing.F) {
 		clustertest.SimNode{Name: "b", Profile: "a30-x2"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	judge, rank := admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}, expander
+	pods := admission.Pods{View: v, Templates: fake.NewClientBuilder().Build()}
 	f.Fuzz(func(t *testing.T, raw []byte) {
+		pods.Handle(context.Background(), webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Object: runtime.RawExtension{Raw: raw}}})
 		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
 			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 				Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},

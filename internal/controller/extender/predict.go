@@ -83,7 +83,7 @@ func (n *node) predict(d *fit.Demand) (rank int, ok bool) {
 	for _, t := range n.Takes {
 		n.scores = append(n.scores, placement.Take{GPU: t.Index, Amount: t.Amount})
 	}
-	if ok && n.Refuses(d) {
+	if ok && n.Refusal(d) != nil {
 		rank += refused
 	}
 	return rank, ok

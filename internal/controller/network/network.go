@@ -76,6 +76,8 @@ type Controller struct {
 	offers  map[types.UID]offer  // by server pod
 	told    map[types.UID]string // what claims have in their status
 	called  time.Time            // when all servers were called, or the devices restored
+	// measured are the published devices by the labels of their metric.
+	measured map[[3]string]float64
 
 	mu       sync.Mutex
 	claims   map[types.UID]*resourceapi.ResourceClaim // with remote devices

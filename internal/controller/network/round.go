@@ -188,9 +188,12 @@ const (
 	lost      = "lost"
 )
 
-// measure exports the published devices.
+// measure exports the published devices. A scrape meanwhile finds all numbers, each old or new.
 func (c *Controller) measure(held map[string][]types.UID) {
-	c.gpus.Reset()
+	counts := map[[3]string]float64{}
+	for of := range c.measured {
+		counts[of] = 0
+	}
 	for name, s := range c.servers {
 		state := free
 		switch {
@@ -205,8 +208,17 @@ func (c *Controller) measure(held map[string][]types.UID) {
 		if s.pod != nil { // the attribute may lack the end of the name
 			node = s.pod.Spec.NodeName
 		}
-		c.gpus.WithLabelValues(node, c.text(s, "productName"), state).Inc()
+		counts[[3]string{node, c.text(s, "productName"), state}]++
 	}
+	for of, count := range counts {
+		if count > 0 {
+			c.gpus.WithLabelValues(of[:]...).Set(count)
+			continue
+		}
+		c.gpus.DeleteLabelValues(of[:]...)
+		delete(counts, of)
+	}
+	c.measured = counts
 }
 
 const (

@@ -35,6 +35,24 @@ func TestLongNode(t *testing.T) {
 	}
 }
 
+// TestMetricsDuringARound: no round takes a number away that the next scrape finds again.
+func TestMetricsDuringARound(t *testing.T) {
+	w := newWorld(t)
+	w.do("server a 1 0")
+	w.do("round")
+	of := w.Controller.gpus.WithLabelValues(w.node, "NVIDIA H100 80GB HBM3", free)
+	w.do("server b 2 0")
+	w.do("round")
+	if got := testutil.ToFloat64(of); got != 2 {
+		t.Errorf("the number of the first round is %v after the second, want 2: it was replaced", got)
+	}
+	w.Controller.servers = nil
+	w.measure(nil)
+	if got := testutil.CollectAndCount(w.Controller.gpus); got != 0 {
+		t.Errorf("%d numbers are left without devices", got)
+	}
+}
+
 // TestUpgrade: version 0.1.0 counted restarts of all containers in the names of devices. Its clients keep theirs.
 func TestUpgrade(t *testing.T) {
 	const kept = "device a\nserver a: [c]\nclaim c on a: SessionReady=True Ready=True server=1\n"

@@ -73,6 +73,9 @@ type DaemonState struct {
 // Dir is the directory that plugin and supervisor share.
 type Dir string
 
+// Below returns the directory of the plugin that keeps its files in this one.
+func Below(pluginDir string) Dir { return Dir(filepath.Join(pluginDir, "mps")) }
+
 // Files in the directory of a daemon.
 const (
 	RequestedFile = "wanted.json" // the requested daemon
