@@ -35,7 +35,11 @@ func runBench(ctx context.Context, args ...string) error {
 	// The floor runs in the file system of the plugin's container, which has no libraries.
 	floor := command{label: "floor", args: []string{"go", "build", "-ldflags", "-s -w", "-o", "_output/bin/floor",
 		"./test/floor"}, env: []string{"CGO_ENABLED=0"}}
-	for _, program := range []command{floor, buildPlugin} {
+	plugin, err := buildPlugin()
+	if err != nil {
+		return err
+	}
+	for _, program := range []command{floor, plugin} {
 		if err := program.run(ctx); err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ const bin = "_output/bin"
 var sharedFlags = []string{"-trimpath", "-gcflags=all=-dwarf=false", "-tags=netgo,osusergo"}
 
 // program is a command that builds a program of this module into bin, without cgo.
-func program(name, pkg string) command {
-	args := slices.Concat([]string{"go", "build"}, sharedFlags, []string{"-o", filepath.Join(bin, name), pkg})
+func program(name, pkg string, flags ...string) command {
+	args := slices.Concat([]string{"go", "build"}, sharedFlags, flags, []string{"-o", filepath.Join(bin, name), pkg})
 	return command{label: name, args: args, env: []string{"CGO_ENABLED=0"}}
 }

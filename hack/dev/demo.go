@@ -26,8 +26,12 @@ const demoRunner = bin + "/demo"
 
 var buildDemoRunner = program("demo", "./test/e2e/demo")
 
-// buildPlugin builds kubectl gpu, which kubectl finds in PATH.
-var buildPlugin = program("kubectl-gpu", "./kubectl-gpu")
+// buildPlugin builds kubectl gpu with its version. kubectl finds it in PATH.
+func buildPlugin() (command, error) {
+	version, err := os.ReadFile("VERSION")
+	flag := "-ldflags=-X main.version=" + strings.TrimSpace(string(version))
+	return program("kubectl-gpu", "./kubectl-gpu", flag), err
+}
 
 // demosFailed is the exit status of test/e2e/demo if not every demo is as its README says.
 const demosFailed = 3
@@ -71,7 +75,11 @@ func demoOn(ctx context.Context, kubeconfig string) error {
 
 // startDemo starts the cluster and runs the demos on it.
 func startDemo(ctx context.Context) error {
-	if err := sideBySide(ctx, demoCluster.ensure, buildDemoRunner, buildPlugin); err != nil {
+	plugin, err := buildPlugin()
+	if err != nil {
+		return err
+	}
+	if err := sideBySide(ctx, demoCluster.ensure, buildDemoRunner, plugin); err != nil {
 		return err
 	}
 	say("loading the images into the nodes")

@@ -6,6 +6,9 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // Shape is what pods of one kind request: CPU, and the same amount of each of several GPUs.
@@ -75,4 +78,10 @@ func Stranded(n Node, shapes []Shape) []int64 {
 		}
 	}
 	return stranded
+}
+
+// PodCPU returns how many thousandths of a core the pod requests.
+func PodCPU(p *corev1.Pod) int64 {
+	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
+	return requests.Cpu().MilliValue()
 }

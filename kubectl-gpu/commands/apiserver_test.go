@@ -139,7 +139,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return e.Namespace == namespace && r.URL.Query().Get("fieldSelector") == "type="+e.Type
 		})
 	case cluster.Pods:
-		replyList(w, s.Pods, func(p *corev1.Pod) bool { return namespace == "" || p.Namespace == namespace })
+		name, named := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		replyList(w, s.Pods, func(p *corev1.Pod) bool {
+			return (namespace == "" || p.Namespace == namespace) && (!named || p.Name == name)
+		})
 	default:
 		before := len(s.TaintRules)
 		s.TaintRules = slices.DeleteFunc(s.TaintRules, func(rule *resourceapi.DeviceTaintRule) bool {

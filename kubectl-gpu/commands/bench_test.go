@@ -5,9 +5,13 @@ package commands
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -117,5 +121,89 @@ func TestManyNodes(t *testing.T) {
 	out, _, err = s.run(t, "why", "claim/nine", "-o", "json")
 	if want := "\"groups\": 1\n"; !strings.Contains(out, want) || err != nil {
 		t.Errorf("got %v\n%s\nwant %s", err, out, want)
+	}
+}
+
+// pageChanges are as many changes as in an hour with one a second.
+const pageChanges = 3600
+
+// 1,000 nodes of eight GPUs on the page: until they are shown, a change, scrolling, and what the tab keeps of an hour
+// of changes that are sent fast. make bench has rows of it.
+func BenchmarkPage(b *testing.B) {
+	s := fleet(b, 1000)
+	page := serve(b, s)
+	tab := newBrowser(b)
+	for b.Loop() {
+		measurePage(b, tab, page, s)
+	}
+}
+
+func measurePage(b *testing.B, tab *browser, page *pageServer, s *cluster.Snapshot) {
+	report := func(what, expression string) float64 {
+		b.Helper()
+		value, err := strconv.ParseFloat(tab.eval(b, expression), 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(value, what)
+		return value
+	}
+	memory := func(what string) (elements float64) {
+		tab.call(b, "HeapProfiler.collectGarbage", map[string]any{})
+		used := tab.call(b, "Runtime.getHeapUsage", map[string]any{})["usedSize"].(float64)
+		b.ReportMetric(used/(1<<20), "MiB-"+what)
+		return report("elements-"+what, "document.querySelectorAll('*').length")
+	}
+	tab.look(b, 1280, "light")
+	tab.call(b, "Page.navigate", map[string]any{"url": page.url()})
+	tab.wait(b, "document.documentElement?.dataset.drawn", `"1000"`)
+	report("ms-first", "performance.getEntriesByName('first card')[0].startTime")
+	report("ms-all", "performance.getEntriesByName('all cards')[0].startTime")
+	elements := memory("before")
+
+	tab.eval(b, `(window.longest = 0, new PerformanceObserver((list) => {
+		for (const e of list.getEntries()) window.longest = Math.max(window.longest, e.duration);
+	}).observe({type: 'longtask'}), true)`)
+	tab.call(b, "Input.synthesizeScrollGesture", map[string]any{"x": 600, "y": 600, "yDistance": -20000,
+		"speed": 8000})
+	report("ms-longest", "window.longest")
+
+	// A change gives a GPU of a node to a claim, or takes it away.
+	before, next := page.board.current(), *s
+	for _, n := range s.Nodes {
+		next.Claims = append(slices.Clip(next.Claims), claim(n.Name+"-late", n.Name, s.Slices[0].Spec.Devices[1].Name))
+	}
+	const free = "document.querySelector('[data-state=free] b').textContent"
+	begin := time.Now()
+	if err := page.board.update(&next); err != nil {
+		b.Fatal(err)
+	}
+	tab.wait(b, free, `"3000"`)
+	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms-changed")
+	after := page.board.current()
+	now := maps.Clone(after.nodes)
+	begin = time.Now()
+	for i := range pageChanges {
+		name, from := s.Nodes[i%1000].Name, before
+		if i/1000%2 == 1 {
+			from = after
+		}
+		now[name] = from.nodes[name]
+		page.board.publish(&boardState{nodes: maps.Clone(now), pending: []pendingObject{}, unread: []string{}})
+		time.Sleep(time.Millisecond)
+		if i%100 == 99 { // the page has drawn them, so that few are sent together
+			gone := i%1000 + 1
+			want := 3000 + gone
+			if i/1000%2 == 1 {
+				want = 4000 - gone
+			}
+			tab.wait(b, free, fmt.Sprintf("%q", fmt.Sprint(want)))
+		}
+	}
+	b.ReportMetric(time.Since(begin).Seconds(), "s-changes")
+	page.board.publish(&boardState{nodes: before.nodes, pending: []pendingObject{}, unread: []string{}})
+	tab.wait(b, free, `"4000"`)
+	if now := memory("after"); now != elements {
+		b.Fatalf("got %v elements after the changes, %v before: the page keeps what is gone", now, elements)
 	}
 }

@@ -26,7 +26,7 @@ type browser struct {
 }
 
 // newBrowser starts Chromium. It skips the test if there is none.
-func newBrowser(t *testing.T) *browser {
+func newBrowser(t testing.TB) *browser {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
@@ -80,7 +80,7 @@ func newBrowser(t *testing.T) *browser {
 }
 
 // call calls a method of the DevTools protocol and returns its result. It ignores events.
-func (b *browser) call(t *testing.T, method string, params map[string]any) map[string]any {
+func (b *browser) call(t testing.TB, method string, params map[string]any) map[string]any {
 	t.Helper()
 	b.id++
 	request := map[string]any{"id": b.id, "method": method, "params": params}
@@ -113,7 +113,7 @@ func (b *browser) call(t *testing.T, method string, params map[string]any) map[s
 }
 
 // eval returns the JSON of a JavaScript expression.
-func (b *browser) eval(t *testing.T, expression string) string {
+func (b *browser) eval(t testing.TB, expression string) string {
 	t.Helper()
 	result := b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true,
 		"awaitPromise": true})
@@ -129,7 +129,7 @@ func (b *browser) eval(t *testing.T, expression string) string {
 
 // wait waits until an expression has this JSON, and then until that is drawn: the text of a node that is new is empty
 // until the browser has seen where it is (content-visibility in page.css).
-func (b *browser) wait(t *testing.T, expression, want string) {
+func (b *browser) wait(t testing.TB, expression, want string) {
 	t.Helper()
 	got := ""
 	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
@@ -142,7 +142,7 @@ func (b *browser) wait(t *testing.T, expression, want string) {
 }
 
 // press presses a key.
-func (b *browser) press(t *testing.T, key string, code int) {
+func (b *browser) press(t testing.TB, key string, code int) {
 	t.Helper()
 	for _, kind := range []string{"rawKeyDown", "keyUp"} {
 		b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key,
@@ -150,18 +150,33 @@ func (b *browser) press(t *testing.T, key string, code int) {
 	}
 }
 
+// picture returns what the tab shows, as PNG.
+func (b *browser) picture(t testing.TB) []byte {
+	t.Helper()
+	picture, err := base64.StdEncoding.DecodeString(b.call(t, "Page.captureScreenshot", nil)["data"].(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return picture
+}
+
 // screenshot writes a picture to the folder of $SCREENSHOTS, for people.
-func (b *browser) screenshot(t *testing.T, name string) {
+func (b *browser) screenshot(t testing.TB, name string) {
 	t.Helper()
 	folder := os.Getenv("SCREENSHOTS")
 	if folder == "" {
 		return
 	}
-	picture, err := base64.StdEncoding.DecodeString(b.call(t, "Page.captureScreenshot", nil)["data"].(string))
-	if err != nil {
+	if err := os.WriteFile(fmt.Sprintf("%s/%s.png", folder, name), b.picture(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(fmt.Sprintf("%s/%s.png", folder, name), picture, 0o600); err != nil {
-		t.Fatal(err)
-	}
+}
+
+// look makes the tab that wide, and light or dark.
+func (b *browser) look(t testing.TB, width int, scheme string) {
+	t.Helper()
+	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900,
+		"deviceScaleFactor": 1, "mobile": false})
+	b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []any{
+		map[string]any{"name": "prefers-color-scheme", "value": scheme}}})
 }

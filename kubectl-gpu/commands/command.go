@@ -24,6 +24,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -67,7 +69,7 @@ func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 		if check == nil || check(cmd, args) == nil {
 			return nil
 		}
-		return fmt.Errorf("these are not its arguments; write: %s (%s --help says more)", cmd.UseLine(),
+		return fmt.Errorf("an argument is missing or too much; write: %s (%s --help says more)", cmd.UseLine(),
 			cmd.CommandPath())
 	}
 }
@@ -110,6 +112,13 @@ func (p *plugin) read(ctx context.Context, resources ...string) *cluster.Snapsho
 	defer stop()
 	r.Slim = slimPods
 	return r.Read(ctx, resources...)
+}
+
+// readAll reads what decides about the claims of the namespace, or of all if that is empty, and of a file.
+func (p *plugin) readAll(ctx context.Context, namespace string, of why.Manifest) *cluster.Snapshot {
+	r, stop := p.reader()
+	defer stop()
+	return schedule.Read(ctx, r, namespace, of.Claims, of.Templates)
 }
 
 // reader returns a reader that shows its progress on a terminal until stop is called.

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/moves"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -55,15 +54,8 @@ func defragCommand(p *plugin) *cobra.Command {
 }
 
 func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
-	read := func(ctx context.Context) (*cluster.Snapshot, error) {
-		r, stop := p.reader()
-		defer stop()
-		return schedule.Read(ctx, r, "", nil, nil), nil
-	}
-	s, err := read(ctx)
-	if err != nil {
-		return err
-	}
+	read := func(ctx context.Context) *cluster.Snapshot { return p.readAll(ctx, "", why.Manifest{}) }
+	s := read(ctx)
 	if f.Node != "" {
 		f.names = []string{f.Node}
 	}

@@ -282,8 +282,12 @@ func TestDefragApply(t *testing.T) {
 				var out bytes.Buffer
 				options := moves.DefragOptions{Drivers: []string{driver}}
 				m := mover{client: client, out: &out, timeout: 5 * time.Minute, poll: time.Second, options: options,
-					read: func(ctx context.Context) (*cluster.Snapshot, error) {
-						return schedule.Read(ctx, read.Reader{Client: client}, "", nil, nil), row.read
+					read: func(ctx context.Context) *cluster.Snapshot {
+						s := schedule.Read(ctx, read.Reader{Client: client}, "", nil, nil)
+						if row.read != nil {
+							s.Unread[cluster.Claims] = row.read
+						}
+						return s
 					}}
 				plan, err := moves.Defrag(ctx, &s.Snapshot, options)
 				if err != nil || len(plan.Moves) != 1 {

@@ -33,7 +33,7 @@ type mover struct {
 	client        kubernetes.Interface
 	out           io.Writer // for what happens
 	timeout, poll time.Duration
-	read          func(context.Context) (*cluster.Snapshot, error)
+	read          func(context.Context) *cluster.Snapshot
 	options       moves.DefragOptions
 }
 
@@ -47,10 +47,8 @@ func (m *mover) apply(ctx context.Context, plan *moves.Defragmentation) (err err
 	}
 	m.options.Only = plan.Frees
 	for done, all := 0, len(plan.Moves); ; done++ {
-		s, err := m.read(ctx)
-		if err == nil {
-			plan, err = moves.Defrag(ctx, s, m.options)
-		}
+		var err error
+		plan, err = moves.Defrag(ctx, m.read(ctx), m.options)
 		switch {
 		case err != nil:
 			return err

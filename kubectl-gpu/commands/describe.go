@@ -21,71 +21,38 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
 func describeCommand(p *plugin) *cobra.Command {
 	var f filter
 	var o output
 	cmd := &cobra.Command{
-		Use:   "describe GPU...",
+		Use:   "describe NODE|GPU...",
 		Short: "Show the attributes, capacity, health and holders of GPUs.",
 		Long: "Show the attributes, capacity, taints, health and holders of GPUs. A GPU is named NODE/DEVICE, by its " +
-			"UUID, or by its device name where only one GPU has it.",
+			"device name, or by its UUID.",
 		Example: "  kubectl gpu describe node-1/gpu-3b-00-0",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.describe(cmd.Context(), args, f, o)
+			f.names = args
+			return p.describe(cmd.Context(), f, o)
 		},
-		ValidArgsFunction: p.complete((*GPU).Ref),
+		ValidArgsFunction: p.complete(p.namesOf((*GPU).Ref)),
 	}
 	f.addDriver(cmd)
 	o.addFlags(p, cmd)
 	return cmd
 }
 
-func (p *plugin) describe(ctx context.Context, args []string, f filter, o output) error {
-	all, s, err := p.gpus(ctx, f)
-	if err != nil {
+func (p *plugin) describe(ctx context.Context, f filter, o output) error {
+	found, s, err := p.gpus(ctx, f)
+	if len(found) == 0 {
 		return err
-	}
-	var found []*GPU
-	var missing []error
-	for _, arg := range args {
-		g, err := oneGPU(all, arg)
-		found, missing = append(found, g...), append(missing, err)
 	}
 	for _, g := range found {
 		g.Device = g.device
 	}
-	err = printEach(p, o, "GPUList", found, describeGPU)
-	return errors.Join(err, errors.Join(missing...), s.Err())
-}
-
-// oneGPU returns the GPU of that name. A GPU of several drivers has several.
-func oneGPU(all []*GPU, name string) ([]*GPU, error) {
-	var found, short []*GPU
-	var refs []string
-	for _, g := range all {
-		switch {
-		case g.Ref() == name || g.UUID == name && name != "":
-			found = append(found, g)
-		case g.Name == name:
-			short = append(short, g)
-		}
-		refs = append(refs, g.Ref())
-	}
-	switch {
-	case len(found) > 0:
-		return found, nil
-	case len(short) == 1:
-		return short, nil
-	case len(short) > 1:
-		return nil, fmt.Errorf("%d GPUs are named %s: write NODE/DEVICE, such as %s", len(short), name, short[0].Ref())
-	}
-	return nil, fmt.Errorf(
-		"no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID%s", name,
-		nearest.Hint(name, refs))
+	return errors.Join(printEach(p, o, "GPUList", found, describeGPU), err, s.Err())
 }
 
 // describeGPU prints one GPU in the way of kubectl describe.
@@ -201,17 +168,16 @@ func describeHolders(out io.Writer, g *GPU) error {
 		return nil
 	}
 	fmt.Fprintln(out, "Held by:")
-	w := printers.GetNewTabWriter(out)
-	fmt.Fprintln(w, "  NAMESPACE\tCLAIM\tDEVICE\tMEMORY\tCORES\tPODS\tSINCE\tPROBLEM")
+	t := table{header: []string{"  NAMESPACE", "CLAIM", "DEVICE", "MEMORY", "CORES", "PODS", "SINCE", "PROBLEM"}}
 	for _, h := range g.Holders {
 		problem := h.Problem
 		if problem == "" && h.IdleSince != nil {
 			problem = "idle for " + age(h.IdleSince)
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
-			limit(h.Cores), joined(h.Pods), age(h.Since), why.Printable(cmp.Or(problem, none)))
+		t.add("  "+h.Namespace, h.Claim, h.Device, size(h.Memory), limit(h.Cores), joined(h.Pods), age(h.Since),
+			cmp.Or(problem, none))
 	}
-	return w.Flush()
+	return t.write(out, output{})
 }
 
 // limit returns the cores of a holder. A share of memory alone has no limit.
@@ -219,22 +185,30 @@ func limit(cores int64) string {
 	if cores == 0 {
 		return "no limit"
 	}
-	return fmt.Sprintf("%d%%", cores)
+	return inPercent(cores)
 }
 
-// complete completes names of GPUs or nodes, but for those given already.
-func (p *plugin) complete(name func(*GPU) string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+// complete completes arguments with names, but for those given already.
+func (p *plugin) complete(names func(ctx context.Context, given []string) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if p.connect() != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		s := p.read(cmd.Context(), cluster.Slices)
-		var all []string
-		for _, g := range gpusOf(s, driversOf(s.Slices)) {
-			if !slices.Contains(given, name(g)) {
-				all = append(all, name(g))
-			}
-		}
+		all := slices.DeleteFunc(names(cmd.Context(), given), func(name string) bool {
+			return name == "" || slices.Contains(given, name) || !strings.HasPrefix(name, begun)
+		})
+		slices.Sort(all)
 		return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// namesOf returns names of the GPUs.
+func (p *plugin) namesOf(name func(*GPU) string) func(context.Context, []string) []string {
+	return func(ctx context.Context, _ []string) (all []string) {
+		s := p.read(ctx, cluster.Slices)
+		for _, g := range gpusOf(s, driversOf(s.Slices)) {
+			all = append(all, name(g))
+		}
+		return all
 	}
 }

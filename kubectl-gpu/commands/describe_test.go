@@ -144,7 +144,7 @@ func TestDescribeJSON(t *testing.T) {
 	}
 }
 
-// A GPU is found by its device name where only one has it.
+// A GPU is found by its device name. Several that have it are all described.
 func TestDescribeShortName(t *testing.T) {
 	s := newCluster(t)
 	out, _, err := s.run(t, "describe", "gpu-af-00-0")
@@ -152,10 +152,9 @@ func TestDescribeShortName(t *testing.T) {
 		t.Errorf("got %q, %v, want the GPU of that name", out, err)
 	}
 	s.device(t, "b", "gpu-43-00-0").Name = "gpu-af-00-0"
-	_, _, err = s.run(t, "describe", "gpu-af-00-0")
-	if want := "2 GPUs are named gpu-af-00-0: write NODE/DEVICE, such as a/gpu-af-00-0"; err == nil ||
-		!strings.Contains(err.Error(), want) {
-		t.Errorf("got error %v, want %q", err, want)
+	out, _, err = s.run(t, "describe", "gpu-af-00-0")
+	if err != nil || strings.Count(out, "Name: ") != 2 {
+		t.Errorf("got %q, %v, want both GPUs of that name", out, err)
 	}
 }
 
@@ -183,7 +182,7 @@ func TestDescribeRemedy(t *testing.T) {
 func TestUsage(t *testing.T) {
 	s := newCluster(t)
 	for args, want := range map[string]string{
-		"describe": "write: kubectl gpu describe GPU...", "why x y": "write: kubectl gpu why [POD|KIND/NAME]",
+		"describe": "write: kubectl gpu describe NODE|GPU...", "why x y": "write: kubectl gpu why [POD|KIND/NAME]",
 		"models x": "write: kubectl gpu models", "fits x -f y": "write: kubectl gpu fits -f FILE",
 	} {
 		if _, _, err := s.run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -214,11 +213,38 @@ func TestExamples(t *testing.T) {
 }
 
 func TestDescribeUnknown(t *testing.T) {
-	out, _, err := newCluster(t).run(t, "describe", "a/gpu-af-00-0", "a")
-	if err == nil || !strings.Contains(err.Error(), `no GPU "a": name it NODE/DEVICE`) {
+	out, _, err := newCluster(t).run(t, "describe", "a/gpu-af-00-0", "x")
+	if err == nil || !strings.Contains(err.Error(), `there is no node or GPU "x"`) {
 		t.Errorf("got error %v, want that there is no such GPU", err)
 	}
 	if !strings.HasPrefix(squeezed(out), "Name: gpu-af-00-0\n") {
 		t.Errorf("got %q, want the GPU that exists", out)
+	}
+}
+
+// A wrong argument or value of a flag is named before the API server is looked for.
+func TestArgumentsFirst(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for line, want := range map[string]string{
+		"top --sort-by size":            `--sort-by "size": want memory, utilization`,
+		"why pod/x -A":                  "leave out the name",
+		"why node/x":                    `"node/x" is no pod, claim or workload`,
+		"reserve Vision --gpus 1":       `"Vision" is no name of a team`,
+		"reserve vision --gpus -1":      "--gpus -1: write a positive number",
+		"reserve vision":                "say which GPUs to keep",
+		"fits -f x --profile no":        "no",
+		"ls -o table":                   `unable to match a printer suitable for the output format "table"`,
+		"defrag --node a --nodes":       "[node nodes]",
+		"ui --port 70000":               "--port",
+		"describe":                      "write: kubectl gpu describe",
+		"ls":                            "there is no kubeconfig that names a cluster",
+		"why x -n ml --kubeconfig none": "none",
+	} {
+		t.Setenv("KUBECONFIG", none)
+		cmd := Command(genericiooptions.NewTestIOStreamsDiscard(), "")
+		cmd.SetArgs(strings.Fields(line))
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", line, err, want)
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -26,7 +27,6 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -51,6 +51,7 @@ func fitsCommand(p *plugin) *cobra.Command {
 			"is asked about alone. The exit code is 1 if something does not fit.",
 		Example: "  kubectl gpu fits -f pod.yaml\n  kubectl gpu fits -f pod.yaml --profile dgx-h100",
 		Args:    cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return addNode(&cluster.Snapshot{}, f) }, // is there a profile?
 		RunE:    func(cmd *cobra.Command, _ []string) error { return p.fits(cmd.Context(), f, o) },
 	}
 	cmd.Flags().StringVarP(&f.file, "filename", "f", "", "The file; - is the standard input.")
@@ -59,7 +60,7 @@ func fitsCommand(p *plugin) *cobra.Command {
 		"profile: "+strings.Join(nodetemplate.Profiles(), ", ")+".")
 	cmd.Flags().StringVar(&f.driver, "driver", "gpu.nvidia.com", "The DRA driver of the node of --profile.")
 	utilruntime.Must(cmd.MarkFlagRequired("filename")) // the flag exists
-	completeFlag(cmd, "profile", nodetemplate.Profiles())
+	completeFlag(cmd, "profile", fixed(nodetemplate.Profiles()))
 	o.addFlags(p, cmd)
 	return cmd
 }
@@ -69,17 +70,13 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	r, stop := p.reader()
-	s := schedule.Read(ctx, r, "", m.Claims, m.Templates)
-	stop()
+	s := p.readAll(ctx, "", m)
 	readNamespaces(ctx, p.client, &m)
 	if f.empty {
 		s = why.Empty(s)
 	}
-	if f.profile != "" {
-		if err := addNode(s, f); err != nil {
-			return err
-		}
+	if err := addNode(s, f); err != nil {
+		return err
 	}
 	reports := why.Fit(ctx, s, m)
 	err = printEach(p, o, "ReportList", reports, (*why.Answer).Text)
@@ -108,7 +105,11 @@ func readNamespaces(ctx context.Context, client kubernetes.Interface, m *why.Man
 	}
 }
 
+// addNode adds the node of --profile, if that is set.
 func addNode(s *cluster.Snapshot, f fitsOptions) error {
+	if f.profile == "" {
+		return nil
+	}
 	name := "new-" + f.profile
 	made, err := nodetemplate.FromProfile(f.profile, nodeconfig.Config{},
 		nodetemplate.Target{Driver: f.driver, Name: name})
@@ -153,80 +154,61 @@ func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
 
 // plainError returns the error of a wrong type without the names of this program's types.
 func plainError(err error) error {
-	path, text, ok := api.WrongType(err)
-	switch {
-	case !ok:
-		return err
-	case path == "":
-		return errors.New("a document: " + text)
+	if path, text, ok := api.WrongType(err); ok {
+		return fmt.Errorf("%s: %s", cmp.Or(path, "a document"), text)
 	}
-	return fmt.Errorf("%s: %s", path, text)
+	return err
 }
 
-// workload is any object with a pod template, such as a Deployment, or with a template of a Job.
-type workload struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-	Spec              struct {
-		Template    corev1.PodTemplateSpec `json:"template"`
-		JobTemplate struct {
-			Spec struct {
-				Template corev1.PodTemplateSpec `json:"template"`
-			} `json:"spec"`
-		} `json:"jobTemplate"`
-	} `json:"spec"`
-}
+// podSpecs are where objects have pod specs: those with a pod template, such as a Deployment, and with one of a Job.
+var podSpecs = [][]string{{"spec", "template", "spec"}, {"spec", "jobTemplate", "spec", "template", "spec"}}
 
 // add adds the objects of a document. Of other kinds it notes those that name GPUs and are not Kubernetes' own.
-func add(m *why.Manifest, document []byte, namespace string) error {
+func add(m *why.Manifest, document []byte, namespace string) (err error) {
 	var kind metav1.PartialObjectMetadata
 	if err := sigsyaml.Unmarshal(document, &kind); err != nil {
 		return err
 	}
-	in := func(o *metav1.ObjectMeta) { o.Namespace = cmp.Or(o.Namespace, namespace) }
-	ofDRA := kind.GroupVersionKind().Group == resourceapi.GroupName
-	var err error
+	of := func(object metav1.Object) {
+		err = decode(document, kind, object)
+		object.SetNamespace(cmp.Or(object.GetNamespace(), namespace))
+	}
+	group, ofDRA := kind.GroupVersionKind().Group, kind.GroupVersionKind().Group == resourceapi.GroupName
 	switch {
 	case kind.Kind == "Pod" && kind.APIVersion == "v1":
 		pod := &corev1.Pod{}
-		if err = decode(document, kind, pod); err == nil && len(pod.Spec.Containers) == 0 {
+		if of(pod); err == nil && len(pod.Spec.Containers) == 0 {
 			err = fmt.Errorf("pod %s has no containers", pod.Name)
 		}
-		in(&pod.ObjectMeta)
 		m.Pods = append(m.Pods, pod)
 	case kind.Kind == "Namespace" && kind.APIVersion == "v1":
-		of := &corev1.Namespace{}
-		err = sigsyaml.Unmarshal(document, of)
-		m.Namespaces[of.Name] = of
+		m.Namespaces[kind.Name] = &corev1.Namespace{ObjectMeta: kind.ObjectMeta}
 	case kind.Kind == "ResourceClaim" && ofDRA:
 		claim := &resourceapi.ResourceClaim{}
-		err = decode(document, kind, claim)
-		in(&claim.ObjectMeta)
+		of(claim)
 		m.Claims = append(m.Claims, claim)
 	case kind.Kind == "ResourceClaimTemplate" && ofDRA:
 		template := &resourceapi.ResourceClaimTemplate{}
-		err = decode(document, kind, template)
-		in(&template.ObjectMeta)
+		of(template)
 		m.Templates = append(m.Templates, template)
 	case kind.Kind == "List" && kind.APIVersion == "v1":
-		var list struct {
-			Items []runtime.RawExtension `json:"items"`
-		}
+		var list corev1.List
 		err = sigsyaml.Unmarshal(document, &list)
 		for _, item := range list.Items {
 			err = cmp.Or(err, add(m, item.Raw, namespace))
 		}
 	default:
-		var w workload
-		before, group := len(m.Pods), kind.GroupVersionKind().Group
+		before := len(m.Pods)
 		// An error means that it is of another kind, and so does a template without containers.
-		if err := sigsyaml.Unmarshal(document, &w); err == nil {
-			for _, spec := range []corev1.PodSpec{w.Spec.Template.Spec, w.Spec.JobTemplate.Spec.Template.Spec} {
-				if len(spec.Containers) > 0 {
-					in(&w.ObjectMeta)
-					m.Pods = append(m.Pods, &corev1.Pod{Spec: spec,
-						ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}})
-				}
+		var object map[string]any
+		_ = sigsyaml.Unmarshal(document, &object)
+		for _, path := range podSpecs {
+			spec, _, _ := unstructured.NestedMap(object, path...)
+			pod := &corev1.Pod{}
+			pod.Namespace, pod.Name = cmp.Or(kind.Namespace, namespace), kind.Name
+			err := runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &pod.Spec)
+			if err == nil && len(pod.Spec.Containers) > 0 {
+				m.Pods = append(m.Pods, pod)
 			}
 		}
 		if len(m.Pods) == before && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") &&

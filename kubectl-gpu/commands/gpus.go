@@ -53,6 +53,7 @@ type GPU struct {
 	// Device is the published device, for the command describe.
 	Device *resourceapi.Device `json:"device,omitempty"`
 
+	parts          []*resourceapi.Device     // partitions, also such as the driver would create
 	device         *resourceapi.Device       // nil if only partitions are published
 	modelAttribute resourceapi.QualifiedName // names the model
 }
@@ -62,6 +63,23 @@ type Amount struct {
 	Total int64 `json:"total"`
 	// Used is nil if the user may not read all claims.
 	Used *int64 `json:"used,omitempty"`
+}
+
+// Tally counts GPUs.
+type Tally struct {
+	GPUs int `json:"gpus"`
+	// Free is how many GPUs nobody holds and new pods can get; nil if the user may not read all claims.
+	Free *int64 `json:"free,omitempty"`
+}
+
+func (t *Tally) count(g *GPU) {
+	t.GPUs++
+	if t.Free == nil && g.Memory.Used != nil {
+		t.Free = new(int64)
+	}
+	if g.Free() {
+		*t.Free++
+	}
 }
 
 // Partition is a part of a GPU with a device of its own.
@@ -200,6 +218,9 @@ func (g *GPU) describe(known *cluster.GPU) {
 		}
 	}
 	for _, d := range known.Partitions {
+		if gpu.Type(text(d.Device, "type")) == gpu.TypeMIG {
+			g.parts = append(g.parts, d.Device)
+		}
 		if d.Exists() {
 			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d.Device, "profile"),
 				Memory: d.Kind.Capacity("memory"), Free: true})
@@ -280,11 +301,8 @@ func driversOf(all []*resourceapi.ResourceSlice) []string {
 // typed reports whether devices of the slice say that they are GPUs, or partitions of GPUs.
 func typed(s *resourceapi.ResourceSlice) bool {
 	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
-		switch gpu.Type(text(&d, "type")) {
-		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeVFIO, gpu.TypeVGPU, gpu.TypeMonitor:
-			return true
-		}
-		return false
+		return slices.Contains([]gpu.Type{gpu.TypeGPU, gpu.TypeMIG, gpu.TypeVFIO, gpu.TypeVGPU, gpu.TypeMonitor},
+			gpu.Type(text(&d, "type")))
 	})
 }
 

@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -33,8 +33,9 @@ func (f *filter) addDriver(cmd *cobra.Command) {
 		"with \"gpu\" in their name, and of those whose devices have the attribute type gpu or mig.")
 }
 
-func (f *filter) addModel(cmd *cobra.Command) {
+func (f *filter) addModel(p *plugin, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.model, "model", "", "Only GPUs whose model contains this text, in any case.")
+	completeFlag(cmd, "model", p.complete(p.namesOf(func(g *GPU) string { return g.Model })))
 }
 
 // keeps reports whether the GPU is selected.
@@ -112,11 +113,9 @@ func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *c
 	return all, s, err
 }
 
-// unknownNamespace returns an error if there is no such namespace. Without the right to read it, there may be.
+// unknownNamespace returns an error if there is no such namespace. Without the right to read it, there may be. An empty
+// one means all: the client refuses to get that, which is another error.
 func (p *plugin) unknownNamespace(ctx context.Context, namespace string) error {
-	if namespace == "" {
-		return nil
-	}
 	if _, err := p.client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		return fmt.Errorf("there is no namespace %q", namespace)
 	}
@@ -163,14 +162,14 @@ func lsCommand(p *plugin) *cobra.Command {
 			}
 			return p.ls(cmd.Context(), f, o)
 		},
-		ValidArgsFunction: p.complete((*GPU).place),
+		ValidArgsFunction: p.complete(p.namesOf((*GPU).place)),
 	}
 	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false,
 		"List the GPUs that claims of any namespace hold, and free ones. This is the default without --namespace.")
 	cmd.Flags().BoolVar(&f.stranded, "stranded", false, "Only GPUs that are idle, in part or as a whole, and fit no "+
 		"pod like those that have GPUs, with the reason. It reads all pods.")
 	f.addDriver(cmd)
-	f.addModel(cmd)
+	f.addModel(p, cmd)
 	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
@@ -188,13 +187,9 @@ func gpuTable(all []*GPU, f filter, o output) table {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS",
 		"HELD BY", "COMPUTE", "UUID", "DRIVER", "STRANDED"}, wide: []string{"COMPUTE", "UUID", "DRIVER"},
 		optional: []string{"SHARING", "PARTITIONS", "CORES"}}
-	holders := shownHolders
-	if o.format == wide {
-		holders = math.MaxInt
-	}
 	for _, g := range all {
 		cells := []string{g.place(), g.Name, cmp.Or(g.Model, none), sharingCell(g), memoryCell(g.Memory),
-			coresCell(g.Cores), joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders),
+			coresCell(g.Cores), joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, o.shown()),
 			cmp.Or(g.ComputeCapability, none), cmp.Or(g.UUID, none), g.Driver, g.Stranded}
 		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.sick)
 		t.rows = append(t.rows, row{cells, bad})
@@ -208,13 +203,12 @@ func gpuTable(all []*GPU, f filter, o output) table {
 // sharingCell returns how claims share the GPU: a replicated one with the number of its replicas, and one over the
 // network with the node of its server.
 func sharingCell(g *GPU) string {
-	if g.VMOnly {
+	switch {
+	case g.VMOnly:
 		return "vm only"
-	}
-	if g.Server != "" {
+	case g.Server != "":
 		return "remote: " + g.Server
-	}
-	if g.Replicas > 0 {
+	case g.Replicas > 0:
 		return fmt.Sprintf("%s (%d)", g.Sharing, g.Replicas)
 	}
 	return cmp.Or(g.Sharing, none)
@@ -223,19 +217,23 @@ func sharingCell(g *GPU) string {
 // unknown is printed for what the user may not read.
 const unknown = "?"
 
-func memoryCell(a Amount) string {
-	if a.Used == nil {
-		return unknown + "/" + size(a.Total)
-	}
-	return strings.TrimSpace(bar(a) + " " + size(*a.Used) + "/" + size(a.Total))
-}
-
-func coresCell(a Amount) string {
-	if a.Used == nil {
+// known returns the text of a number, or that it is not known.
+func known(n *int64, text func(int64) string) string {
+	if n == nil {
 		return unknown
 	}
-	return fmt.Sprintf("%s %d%%", bar(a), *a.Used)
+	return text(*n)
 }
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }
+
+func inPercent(n int64) string { return fmt.Sprintf("%d%%", n) }
+
+func memoryCell(a Amount) string {
+	return strings.TrimSpace(bar(a) + " " + known(a.Used, size) + "/" + size(a.Total))
+}
+
+func coresCell(a Amount) string { return strings.TrimSpace(bar(a) + " " + known(a.Used, inPercent)) }
 
 // partitionCells counts partitions by profile.
 func partitionCells(all []Partition) []string {
@@ -273,23 +271,16 @@ func taintCells(g *GPU) []string {
 	return cells
 }
 
-// shownHolders is how many holders a cell has, unless the format is wide.
-const shownHolders = 3
-
 // holdersCell names at most that many holders.
 func holdersCell(g *GPU, most int) string {
 	var cells []string
-	for i, h := range g.Holders {
-		if i == most {
-			cells = append(cells, fmt.Sprintf("and %d more", len(g.Holders)-i))
-			break
-		}
+	for _, h := range g.Holders {
 		cells = append(cells, h.String())
 	}
 	if len(cells) == 0 && g.Memory.Used == nil {
 		return unknown
 	}
-	return joined(cells)
+	return joined(few(cells, most))
 }
 
 // String returns the claim, what it holds, and how long it has not used that.
@@ -316,4 +307,45 @@ func (h Holder) held() string {
 		return fmt.Sprintf("%s (%s, %d%%)", text, size(h.Memory), h.Cores)
 	}
 	return text + " (" + size(h.Memory) + ")"
+}
+
+// clique is the GPUs of one NVLink fabric of several nodes.
+type clique struct {
+	name  string // cluster UUID and clique ID
+	nodes []string
+	Tally
+}
+
+// cliquesOf returns the cliques of the GPUs, sorted by name. A GPU in no such fabric has its own UUID as the domain.
+func cliquesOf(gpus []*GPU) []*clique {
+	var all []*clique
+	for _, g := range gpus {
+		if g.FabricDomain == "" {
+			continue
+		}
+		i := slices.IndexFunc(all, func(c *clique) bool { return c.name == g.FabricDomain })
+		if i < 0 {
+			i, all = len(all), append(all, &clique{name: g.FabricDomain})
+		}
+		c := all[i]
+		c.count(g)
+		if !slices.Contains(c.nodes, g.place()) {
+			c.nodes = append(c.nodes, g.place())
+		}
+	}
+	slices.SortFunc(all, func(a, b *clique) int { return cmp.Compare(a.name, b.name) })
+	return all
+}
+
+// printCliques prints a table of the cliques below that of the GPUs, and nothing without any.
+func (p *plugin) printCliques(all []*clique, o output) error {
+	if len(all) == 0 || o.noHeaders || o.format != "" && o.format != wide {
+		return nil
+	}
+	t := table{header: []string{"CLIQUE", "GPUS", "FREE", "NODES"}}
+	for _, c := range all {
+		t.add(c.name, strconv.Itoa(c.GPUs), known(c.Free, decimal), joined(c.nodes))
+	}
+	fmt.Fprintln(p.Out)
+	return p.printTable(t, o)
 }

@@ -282,6 +282,8 @@ func TestLsJSON(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	s := newCluster(t)
 	for args, want := range map[string]string{"ls|": "a\nb\n:4\n", "ls|a|": "b\n:4\n",
+		"ls|--model|": "NVIDIA H100 80GB HBM3\nTesla T4\n:4\n", "top|": "a\nb\n:4\n", "reserve|": ":4\n",
+		"reserve|vision|b": "b\n:4\n", "describe|a/gpu-3": "a/gpu-3b-00-0\n:4\n",
 		"ls|-o|": "json\nyaml\nkyaml\nwide\nname\n:4\n"} {
 		out, _, err := s.run(t, append([]string{"__complete"}, strings.Split(args, "|")...)...)
 		if err != nil || out != want {

@@ -36,14 +36,16 @@ func TestModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `MODEL MEMORY COMPUTE GPUS FREE PARTITIONS CLASSES SELECTOR
+	want := `MODEL MEMORY COMPUTE GPUS FREE PARTITIONS CLASSES SELECTOR CLASSES OF PARTITIONS
 LATEST-GPU 80Gi <none> 1 1 <none> example device.driver == 'gpu.example.com' && ` +
-		`device.attributes['gpu.example.com'].model == 'LATEST-GPU'
+		`device.attributes['gpu.example.com'].model == 'LATEST-GPU' <none>
 NVIDIA H100 80GB HBM3 79.6Gi 9.0 8 6 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb ` +
 		`gpu.nvidia.com, large device.driver == 'gpu.nvidia.com' && ` +
-		`device.attributes['gpu.nvidia.com'].productName == 'NVIDIA H100 80GB HBM3'
+		`device.attributes['gpu.nvidia.com'].productName == 'NVIDIA H100 80GB HBM3' ` +
+		`1g.10gb: mig.nvidia.com, 1g.10gb+me: mig.nvidia.com, 1g.20gb: mig.nvidia.com, 2g.20gb: mig.nvidia.com, ` +
+		`3g.40gb: mig.nvidia.com, 4g.40gb: mig.nvidia.com, 7g.80gb: large or mig.nvidia.com
 Tesla T4 15Gi 7.5 2 1 <none> gpu.nvidia.com device.driver == 'gpu.nvidia.com' && ` +
-		`device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'
+		`device.attributes['gpu.nvidia.com'].productName == 'Tesla T4' <none>
 `
 	if got := squeezed(out) + "\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

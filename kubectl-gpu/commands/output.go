@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -45,7 +46,7 @@ func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 	cmd.Flags().StringVarP(&o.format, "output", "o", "",
 		"Output format. One of: ("+strings.Join(o.allowed(), ", ")+").")
 	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print tables without headers.")
-	completeFlag(cmd, "output", o.allowed())
+	completeFlag(cmd, "output", fixed(o.allowed()))
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { // after cobra has checked what flags are required
 		if err := o.check(); err != nil {
@@ -58,10 +59,22 @@ func (o *output) addFlags(p *plugin, cmd *cobra.Command, formats ...string) {
 	}
 }
 
+// shown is how many names a cell has.
+func (o *output) shown() int {
+	if o.format == wide {
+		return math.MaxInt
+	}
+	return 3
+}
+
 // completeFlag completes the values of a flag.
-func completeFlag(cmd *cobra.Command, flag string, values []string) {
-	complete := cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+func completeFlag(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
 	utilruntime.Must(cmd.RegisterFlagCompletionFunc(flag, complete)) // the flag exists
+}
+
+// fixed completes values that are always the same.
+func fixed(values []string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
 }
 
 func (o *output) allowed() []string {
@@ -238,20 +251,7 @@ func (p *plugin) printTable(t table, o output) error {
 		t = t.within(columns)
 	}
 	var plain strings.Builder
-	w := printers.GetNewTabWriter(&plain)
-	if !o.noHeaders {
-		fmt.Fprintln(w, strings.Join(t.header, "\t"))
-	}
-	for _, r := range t.rows {
-		for i, cell := range r.cells {
-			if i > 0 {
-				fmt.Fprint(w, "\t")
-			}
-			fmt.Fprint(w, why.Printable(cell))
-		}
-		fmt.Fprintln(w)
-	}
-	if err := w.Flush(); err != nil {
+	if err := t.write(&plain, o); err != nil {
 		return err
 	}
 	text := plain.String()
@@ -263,6 +263,21 @@ func (p *plugin) printTable(t table, o output) error {
 	}
 	_, err := io.WriteString(p.Out, text)
 	return err
+}
+
+// write writes all of the table.
+func (t table) write(out io.Writer, o output) error {
+	w := printers.GetNewTabWriter(out)
+	if !o.noHeaders {
+		fmt.Fprintln(w, strings.Join(t.header, "\t"))
+	}
+	for _, r := range t.rows {
+		for i, cell := range r.cells {
+			r.cells[i] = why.Printable(cell)
+		}
+		fmt.Fprintln(w, strings.Join(r.cells, "\t"))
+	}
+	return w.Flush()
 }
 
 // The codes of colours of a terminal.
@@ -308,10 +323,7 @@ func bar(a Amount) string {
 	if a.Used == nil || a.Total <= 0 {
 		return ""
 	}
-	n := max(0, min(int(*a.Used*barWidth/a.Total), barWidth))
-	if n == 0 && *a.Used > 0 {
-		n = 1
-	}
+	n := int(min(max(0, min(1, *a.Used), *a.Used*barWidth/a.Total), barWidth))
 	return strings.Repeat(full, n) + strings.Repeat(empty, barWidth-n)
 }
 
@@ -341,6 +353,14 @@ func age(since *metav1.Time) string {
 
 // none is printed in empty cells, as kubectl does.
 const none = "<none>"
+
+// few returns the texts, or that many and how many more there are.
+func few(all []string, most int) []string {
+	if len(all) <= most {
+		return all
+	}
+	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
+}
 
 // joined returns the texts, or none.
 func joined(all []string) string { return cmp.Or(strings.Join(all, ", "), none) }

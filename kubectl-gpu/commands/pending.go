@@ -28,11 +28,11 @@ const pendingPhase = "status.phase=Pending"
 // readPendingPods adds the pending pods to the snapshot: of all namespaces, or of the given one if the user may not
 // list all. It returns which, as for a client.
 func readPendingPods(ctx context.Context, client kubernetes.Interface, s *cluster.Snapshot, namespace string) string {
-	of := metav1.NamespaceAll
-	list, err := client.CoreV1().Pods(of).List(ctx, metav1.ListOptions{FieldSelector: pendingPhase})
+	of, pendingOnly := metav1.NamespaceAll, metav1.ListOptions{FieldSelector: pendingPhase}
+	list, err := client.CoreV1().Pods(of).List(ctx, pendingOnly)
 	if apierrors.IsForbidden(err) {
 		of = namespace
-		list, err = client.CoreV1().Pods(of).List(ctx, metav1.ListOptions{FieldSelector: pendingPhase})
+		list, err = client.CoreV1().Pods(of).List(ctx, pendingOnly)
 	}
 	if err != nil {
 		s.Unread[cluster.Pods] = err

@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -25,6 +27,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/offer"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+const (
+	// maxRules is how many DeviceTaintRules a run creates.
+	maxRules = 200
+	// ruleTimeout ends the creation of a rule, and the removal of all, which Ctrl-C does not.
+	ruleTimeout = 30 * time.Second
 )
 
 // Reservation is what is kept for a team or namespace.
@@ -59,29 +68,26 @@ func reserveCommand(p *plugin) *cobra.Command {
 			"Nodes and GPUs are named as for ls. Without a team, list the reservations.",
 		Example: "  kubectl gpu reserve vision --gpus 2 --model h100\n  kubectl gpu reserve vision node-1\n" +
 			"  kubectl gpu reserve\n  " + endOf("vision"),
+		PreRunE: func(_ *cobra.Command, args []string) error { return f.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				if f.dryRun || f.gpus != 0 || f.selector != "" {
-					return errors.New("name the team or namespace: kubectl gpu reserve TEAM")
-				}
 				return p.reservations(cmd.Context(), f.filter, o)
 			}
-			f.names = args[1:]
 			return p.reserve(cmd.Context(), args[0], f, o)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, begun string) ([]string, cobra.ShellCompDirective) {
-			if len(given) == 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
+		ValidArgsFunction: p.complete(func(ctx context.Context, given []string) []string {
+			if len(given) == 0 { // the team
+				return nil
 			}
-			return p.complete((*GPU).place)(cmd, given[1:], begun)
-		},
+			return p.namesOf((*GPU).place)(ctx, given)
+		}),
 	}
 	cmd.Flags().IntVar(&f.gpus, "gpus", 0, "Keep that many of the selected GPUs, idle ones first. Default: all.")
 	cmd.Flags().StringVar(&f.selector, "selector", "",
 		"Only GPUs whose whole device meets this expression in CEL, as in selectors of claims.")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "Only say which GPUs it would keep.")
 	f.addDriver(cmd)
-	f.addModel(cmd)
+	f.addModel(p, cmd)
 	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
@@ -97,11 +103,7 @@ func (p *plugin) reservations(ctx context.Context, f filter, o output) error {
 	}
 	t := table{header: []string{"TEAM", "GPUS", "HELD", "AGE", "NAMES"}}
 	for _, r := range list {
-		shown := r.GPUs
-		if o.format != wide && len(shown) > shownHolders {
-			shown = append(slices.Clone(shown[:shownHolders]), fmt.Sprintf("and %d more", len(shown)-shownHolders))
-		}
-		t.add(r.Team, fmt.Sprint(len(r.GPUs)), fmt.Sprint(r.Held), age(&r.Since), joined(shown))
+		t.add(r.Team, fmt.Sprint(len(r.GPUs)), fmt.Sprint(r.Held), age(&r.Since), joined(few(r.GPUs, o.shown())))
 	}
 	err = printList(p, o, "ReservationList", list, func(r *Reservation) string { return r.Team },
 		"No GPUs are kept.", t)
@@ -152,9 +154,6 @@ func endOf(team string) string {
 }
 
 func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o output) error {
-	if err := f.check(team); err != nil {
-		return err
-	}
 	r, stop := p.reader()
 	r.Devices = partitionsAsKinds
 	s := r.Read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
@@ -196,15 +195,22 @@ func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o o
 		func(r *Reservation) string { return r.Team }, "", table{})
 }
 
-// check returns an error if the team or the flags cannot be used.
-func (f *reserveOptions) check(team string) error {
-	if problems := validation.IsDNS1123Label(team); len(problems) > 0 {
-		return fmt.Errorf("%q is no name of a team: %s", team, strings.Join(problems, "; "))
+// check sets the names. It returns an error if the arguments, the team first, or the flags cannot be used.
+func (f *reserveOptions) check(args []string) error {
+	if len(args) == 0 {
+		if f.dryRun || f.gpus != 0 || f.selector != "" {
+			return errors.New("name the team or namespace: kubectl gpu reserve TEAM")
+		}
+		return nil
 	}
-	if f.gpus < 0 {
+	f.names = args[1:]
+	problems := validation.IsDNS1123Label(args[0])
+	switch {
+	case len(problems) > 0:
+		return fmt.Errorf("%q is no name of a team: %s", args[0], strings.Join(problems, "; "))
+	case f.gpus < 0:
 		return fmt.Errorf("--gpus %d: write a positive number", f.gpus)
-	}
-	if f.gpus == 0 && len(f.names) == 0 && f.model == "" && f.selector == "" {
+	case f.gpus == 0 && len(f.names) == 0 && f.model == "" && f.selector == "":
 		return errors.New("say which GPUs to keep: by names of nodes or GPUs, --model, --selector or --gpus")
 	}
 	return nil
@@ -368,7 +374,7 @@ func overlap(a, b *resourceapi.DeviceTaintRule) bool {
 func (p *plugin) printReservation(r *Reservation, chosen []*GPU, rules int, f reserveOptions, o output) error {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "HELD BY"}}
 	for _, g := range chosen {
-		t.add(g.place(), g.Name, cmp.Or(g.Model, none), holdersCell(g, shownHolders))
+		t.add(g.place(), g.Name, cmp.Or(g.Model, none), holdersCell(g, o.shown()))
 	}
 	if err := p.printTable(t, o); err != nil {
 		return err
@@ -391,4 +397,44 @@ Whoever may create claims can write it. Pods with extended resources, such as nv
 To end it: %s
 `, r.Team, cluster.ReservedTaint, r.Team, endOf(r.Team))
 	return nil
+}
+
+// errNoRules means that there are no DeviceTaintRules.
+var errNoRules = errors.New("the API server has no DeviceTaintRules in resource.k8s.io/v1 (Kubernetes 1.37 or " +
+	"newer), or you may not list them")
+
+// taintRules are DeviceTaintRules that a run has created, or is to remove.
+type taintRules struct {
+	client kubernetes.Interface
+	names  []string
+}
+
+// create creates a rule. It does not begin after Ctrl-C, and Ctrl-C does not cut it off.
+func (r *taintRules) create(ctx context.Context, rule *resourceapi.DeviceTaintRule) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
+	defer cancel()
+	_, err := r.client.ResourceV1().DeviceTaintRules().Create(ctx, rule, metav1.CreateOptions{})
+	// Without an answer, or after an error of the server, the rule may exist.
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) || status.Status().Code >= 500 {
+		r.names = append(r.names, rule.Name)
+	}
+	return err
+}
+
+// remove removes the rules, also after Ctrl-C. The error names those that remain.
+func (r *taintRules) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
+	defer cancel()
+	var all []error
+	for _, name := range r.names {
+		err := r.client.ResourceV1().DeviceTaintRules().Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			all = append(all, fmt.Errorf("remove the DeviceTaintRule %s, which keeps pods away from GPUs: %w", name,
+				err))
+		}
+	}
+	return errors.Join(all...)
 }

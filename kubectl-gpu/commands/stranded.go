@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
@@ -34,7 +33,7 @@ func strand(s *cluster.Snapshot, all []*GPU) error {
 	}
 	for _, p := range s.Pods {
 		if p.Spec.NodeName != "" && !cluster.Finished(p) {
-			cpu := podCPU(p).MilliValue()
+			cpu := placement.PodCPU(p)
 			idle[p.Spec.NodeName] -= cpu
 			ofPod[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = cpu
 		}
@@ -110,12 +109,6 @@ func part(used, total int64) int64 {
 	return min(placement.Whole, int64(math.Ceil(float64(used)/float64(total)*placement.Whole)))
 }
 
-// podCPU returns the CPUs that the pod requests.
-func podCPU(p *corev1.Pod) *resource.Quantity {
-	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
-	return requests.Cpu()
-}
-
 // slimPods returns a function that keeps of a pod its name, node, phase and CPUs. Large clusters have many.
 func slimPods() func(runtime.Object) runtime.Object {
 	return func(o runtime.Object) runtime.Object {
@@ -125,8 +118,9 @@ func slimPods() func(runtime.Object) runtime.Object {
 		}
 		slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
 		slim.Spec.NodeName, slim.Status.Phase = p.Spec.NodeName, p.Status.Phase
+		cpu := resource.NewMilliQuantity(placement.PodCPU(p), resource.DecimalSI)
 		slim.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: *podCPU(p)}}}}
+			Requests: corev1.ResourceList{corev1.ResourceCPU: *cpu}}}}
 		return slim
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -97,23 +96,27 @@ func topCommand(p *plugin) *cobra.Command {
 			"driver has marked them: for that the right to list claims and slices is enough.",
 		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A node-1 --sort-by memory\n" +
 			"  kubectl gpu top -A --idle",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.names = args
+		PreRunE: func(*cobra.Command, []string) error {
 			switch {
 			case o.sortBy != "" && topOrders[o.sortBy] == nil:
 				return fmt.Errorf("--sort-by %q: want %s", o.sortBy, joined(slices.Sorted(maps.Keys(topOrders))))
 			case o.sortBy != "" && o.idle:
 				return errors.New("--sort-by: with --idle, the claim that is idle for longest is first; leave one out")
-			case o.idle:
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.names = args; o.idle {
 				return p.topIdle(cmd.Context(), o)
 			}
 			return p.top(cmd.Context(), o)
 		},
+		ValidArgsFunction: p.complete(p.namesOf((*GPU).place)),
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
 	cmd.Flags().BoolVar(&o.idle, "idle", false, "Show the claims that hold a GPU and do not use it.")
 	cmd.Flags().StringVar(&o.sortBy, "sort-by", "", "The most first: memory or utilization. Default: by name.")
-	completeFlag(cmd, "sort-by", slices.Sorted(maps.Keys(topOrders)))
+	completeFlag(cmd, "sort-by", fixed(slices.Sorted(maps.Keys(topOrders))))
 	addPlugins(cmd, &o.plugins)
 	o.addFlags(p, cmd)
 	return cmd
@@ -218,12 +221,11 @@ func usesOf(ctx context.Context, client kubernetes.Interface, plugin *corev1.Pod
 	if !ok {
 		return nil, fmt.Errorf("no container has a port with the name %s", metricsPort)
 	}
-	text, err := client.CoreV1().RESTClient().Get().Namespace(plugin.Namespace).Resource("pods").
+	answer := client.CoreV1().RESTClient().Get().Namespace(plugin.Namespace).Resource("pods").
 		Name(utilnet.JoinSchemeNamePort("http", plugin.Name, port)).SubResource("proxy").Suffix("metrics").
-		SetHeader("Accept", "text/plain, application/json;q=0.5").Do(ctx).Raw()
-	if err != nil {
-		err = statusError(text, err)
-	}
+		SetHeader("Accept", "text/plain, application/json;q=0.5").Do(ctx)
+	text, _ := answer.Raw()
+	err := answer.Error() // unlike that of Raw, it has the cause, such as that the plugin could not be reached
 	if apierrors.IsForbidden(err) {
 		return nil, fmt.Errorf("%w; the missing right is the verb \"get\" on pods/proxy in the namespace %s", err,
 			plugin.Namespace)
@@ -232,16 +234,6 @@ func usesOf(ctx context.Context, client kubernetes.Interface, plugin *corev1.Pod
 		return nil, err
 	}
 	return parse(text, plugin.Spec.NodeName)
-}
-
-// statusError returns the error of the API server with its cause, which the client drops: such as that the plugin could
-// not be reached.
-func statusError(body []byte, err error) error {
-	var status metav1.Status
-	if json.Unmarshal(body, &status) != nil || status.Status != metav1.StatusFailure {
-		return err
-	}
-	return apierrors.FromObject(&status)
 }
 
 // portOf returns the port of the plugin's metrics. The API server's proxy knows no names of ports.
@@ -264,7 +256,6 @@ func parse(text []byte, node string) ([]*Use, error) {
 		return nil, fmt.Errorf("read its metrics: %w", err)
 	}
 	found := map[Use]*Use{} // by labels
-	var all []*Use
 	for name, set := range map[string]func(u *Use, value float64){
 		memoryRequestedMetric: func(u *Use, v float64) { u.MemoryRequested = new(int64(v)) },
 		coresRequestedMetric:  func(u *Use, v float64) { u.CoresRequested = new(percent(v)) },
@@ -274,30 +265,22 @@ func parse(text []byte, node string) ([]*Use, error) {
 		for _, metric := range families[name].GetMetric() {
 			key := labelled(metric, node)
 			if found[key] == nil {
-				u := key
-				found[key], all = &u, append(all, &u)
+				found[key] = new(key)
 			}
 			set(found[key], metric.GetGauge().GetValue())
 		}
 	}
-	return all, nil
+	return slices.Collect(maps.Values(found)), nil
 }
 
 // labelled returns the container and the GPU that the labels name.
 func labelled(metric *dto.Metric, node string) Use {
 	u := Use{Node: node}
+	fields := map[string]*string{"namespace": &u.Namespace, "pod": &u.Pod, "container": &u.Container, "uuid": &u.UUID,
+		"device": &u.GPU}
 	for _, label := range metric.GetLabel() {
-		switch value := label.GetValue(); label.GetName() {
-		case "namespace":
-			u.Namespace = value
-		case "pod":
-			u.Pod = value
-		case "container":
-			u.Container = value
-		case "uuid":
-			u.UUID = value
-		case "device":
-			u.GPU = value
+		if field := fields[label.GetName()]; field != nil {
+			*field = label.GetValue()
 		}
 	}
 	return u
@@ -309,23 +292,53 @@ func percent(ratio float64) int64 { return int64(100*ratio + 0.5) }
 func useTable(all []*Use, o topOptions) table {
 	t := table{header: []string{"NAMESPACE", "POD", "CONTAINER", "NODE", "GPU", "MEMORY", "CORES", "UTILIZATION"}}
 	for _, u := range all {
-		memory, cores := unknown, none
+		memory, cores := known(u.MemoryUsed, size), none
 		if u.MemoryRequested != nil {
 			memory = memoryCell(Amount{Total: *u.MemoryRequested, Used: u.MemoryUsed})
-		} else if u.MemoryUsed != nil {
-			memory = size(*u.MemoryUsed)
 		}
 		if u.CoresRequested != nil {
 			cores = limit(*u.CoresRequested)
 		}
-		utilization := unknown
-		if u.Utilization != nil {
-			utilization = fmt.Sprintf("%d%%", *u.Utilization)
-		}
-		t.add(u.Namespace, u.Pod, u.Container, u.Node, u.GPU, memory, cores, utilization)
+		t.add(u.Namespace, u.Pod, u.Container, u.Node, u.GPU, memory, cores, known(u.Utilization, inPercent))
 	}
 	if !o.allNamespaces {
 		t.drop("NAMESPACE")
 	}
 	return t
+}
+
+// IdleHolder is a claim that holds a GPU, a share or a partition of it, and does not use it.
+type IdleHolder struct {
+	Node   string `json:"node"`
+	GPU    string `json:"gpu"` // name of the device of the whole GPU
+	Holder `json:",inline"`
+}
+
+// topIdle lists idle claims, longest first.
+func (p *plugin) topIdle(ctx context.Context, o topOptions) error {
+	f := filter{names: o.names}
+	nothing := "No claim holds a GPU that it does not use."
+	if !o.allNamespaces {
+		f.namespace = p.namespace
+		nothing = fmt.Sprintf("No claim of the namespace %s holds a GPU that it does not use.", f.namespace)
+	}
+	gpus, s, err := p.gpus(ctx, f)
+	if err != nil {
+		return err
+	}
+	var all []*IdleHolder
+	for _, g := range gpus {
+		for _, h := range g.Holders {
+			if h.IdleSince != nil && (f.namespace == "" || h.Namespace == f.namespace) {
+				all = append(all, &IdleHolder{g.place(), g.Name, h})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *IdleHolder) int { return a.IdleSince.Compare(b.IdleSince.Time) })
+	t := table{header: []string{"NAMESPACE", "CLAIM", "PODS", "NODE", "GPU", "HELD FOR", "IDLE FOR"}}
+	for _, h := range all {
+		t.add(h.Namespace, h.Claim, joined(h.Pods), h.Node, h.GPU, age(h.Since), age(h.IdleSince))
+	}
+	err = printList(p, o.output, "IdleHolderList", all, nil, nothing, t)
+	return errors.Join(err, s.Err())
 }

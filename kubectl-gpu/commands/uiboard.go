@@ -31,10 +31,9 @@ type board struct {
 	// podNamespace is the namespace whose pending pods are watched; empty: all.
 	podNamespace string
 
-	mu          sync.Mutex
-	state       *boardState
-	subscribers map[chan struct{}]struct{}
-	failures    map[string]failure // of watches, by resource
+	mu       sync.Mutex
+	state    *boardState
+	failures map[string]failure // of watches, by resource
 }
 
 // failure is the last error of a watch.
@@ -45,6 +44,7 @@ type failure struct {
 
 // boardState is one state of the page. It does not change.
 type boardState struct {
+	old     chan struct{}              // is closed when there is a newer state
 	nodes   map[string]json.RawMessage // pageNode
 	pending []pendingObject
 	unread  []string
@@ -72,11 +72,11 @@ const (
 )
 
 func newBoard(f filter, namespace string) *board {
-	return &board{filter: f, namespace: namespace, state: &boardState{}, subscribers: map[chan struct{}]struct{}{},
+	return &board{filter: f, namespace: namespace, state: &boardState{old: make(chan struct{})},
 		failures: map[string]failure{}}
 }
 
-// update makes the snapshot the state, and wakes the subscribers.
+// update makes the snapshot the state.
 func (b *board) update(s *cluster.Snapshot) error {
 	all, err := b.filter.candidates(s)
 	if err != nil {
@@ -107,22 +107,13 @@ func (b *board) fail(resource string, err error) {
 	b.failures[resource] = failure{err, time.Now()}
 }
 
-// publish wakes the subscribers with a new state.
+// publish replaces the state.
 func (b *board) publish(next *boardState) {
+	next.old = make(chan struct{})
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	close(b.state.old)
 	b.state = next
-	for subscriber := range b.subscribers {
-		wake(subscriber)
-	}
-}
-
-// wake wakes the reader of the channel. If it has not seen the last time yet, it will see this one, too.
-func wake(reader chan<- struct{}) {
-	select {
-	case reader <- struct{}{}:
-	default:
-	}
 }
 
 // unread says what could not be read, which watches fail, and which pools are incomplete.
@@ -150,25 +141,11 @@ func (b *board) current() *boardState {
 	return b.state
 }
 
-// subscribe returns a channel that wakes the caller when the state has changed, until it calls stop.
-func (b *board) subscribe() (changed <-chan struct{}, stop func()) {
-	c := make(chan struct{}, 1)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.subscribers[c] = struct{}{}
-	return c, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.subscribers, c)
-	}
-}
-
 // messageSince returns what has changed since a state; all if that is nil.
 func (s *boardState) messageSince(before *boardState) pageMessage {
 	m := pageMessage{Full: before == nil, Nodes: map[string]json.RawMessage{}, Pending: s.pending, Unread: s.unread}
 	if before == nil {
-		m.Nodes = s.nodes
-		return m
+		before = &boardState{}
 	}
 	for name, node := range s.nodes {
 		if !bytes.Equal(node, before.nodes[name]) {
@@ -186,36 +163,43 @@ func (s *boardState) messageSince(before *boardState) pageMessage {
 // follow watches what the user could read at first, and updates the state until ctx ends.
 func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *cluster.Snapshot) {
 	changed := make(chan struct{}, 1)
-	signal := func() { wake(changed) }
+	signal := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // the last signal has not been seen yet
+		}
+	}
 	claims := metav1.NamespaceAll
 	var partial *cluster.PartialError
 	if errors.As(first.Unread[cluster.Claims], &partial) {
 		claims = partial.Namespace
 	}
-	slim := informers.WithTransform(withoutManagedFields)
+	slim := informers.WithTransform(func(o any) (any, error) { // saves memory
+		if object, ok := o.(metav1.Object); ok {
+			object.SetManagedFields(nil)
+		}
+		return o, nil
+	})
 	all := informers.NewSharedInformerFactoryWithOptions(client, 0, slim)
 	inNamespace := informers.NewSharedInformerFactoryWithOptions(client, 0, slim, informers.WithNamespace(claims))
-	watched := map[string]cache.SharedIndexInformer{
-		cluster.Slices: all.Resource().V1().ResourceSlices().Informer(),
-	}
-	if first.Unread[cluster.Nodes] == nil {
-		watched[cluster.Nodes] = all.Core().V1().Nodes().Informer()
-	}
-	if first.Unread[cluster.Claims] == nil || partial != nil {
-		watched[cluster.Claims] = inNamespace.Resource().V1().ResourceClaims().Informer()
-	}
-	if first.TaintRules != nil {
-		watched[cluster.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
-	}
-	if first.Unread[cluster.Pods] == nil {
-		watched[cluster.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0, slim,
-			informers.WithNamespace(b.podNamespace),
-			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = pendingPhase }),
-		).Core().V1().Pods().Informer()
-		go watched[cluster.Pods].RunWithContext(ctx)
-	}
-	for resource, informer := range watched {
-		b.watch(informer, resource, signal)
+	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, slim, informers.WithNamespace(b.podNamespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = pendingPhase }))
+	watched := map[string]cache.SharedIndexInformer{}
+	for resource, of := range map[string]struct {
+		readable bool
+		informer func() cache.SharedIndexInformer
+	}{
+		cluster.Slices:     {true, all.Resource().V1().ResourceSlices().Informer},
+		cluster.Nodes:      {first.Unread[cluster.Nodes] == nil, all.Core().V1().Nodes().Informer},
+		cluster.TaintRules: {first.TaintRules != nil, all.Resource().V1().DeviceTaintRules().Informer},
+		cluster.Claims: {first.Unread[cluster.Claims] == nil || partial != nil,
+			inNamespace.Resource().V1().ResourceClaims().Informer},
+		cluster.Pods: {first.Unread[cluster.Pods] == nil, pods.Core().V1().Pods().Informer},
+	} {
+		if of.readable {
+			watched[resource] = of.informer()
+			b.watch(watched[resource], resource, signal)
+		}
 	}
 	// Informers do not tell that the API server refuses connections: they try again for ever.
 	go wait.UntilWithContext(ctx, func(context.Context) {
@@ -224,8 +208,9 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 			signal()
 		}
 	}, failureAge/4)
-	all.Start(ctx.Done())
-	inNamespace.Start(ctx.Done())
+	for _, factory := range []informers.SharedInformerFactory{all, inNamespace, pods} {
+		factory.Start(ctx.Done())
+	}
 	b.run(ctx, changed, func() *cluster.Snapshot {
 		published := first.Slices
 		if of := watched[cluster.Slices]; of.HasSynced() {
@@ -292,12 +277,4 @@ func stored[T metav1.Object](informer cache.SharedIndexInformer, first []T) (all
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 	})
 	return all
-}
-
-// withoutManagedFields saves memory.
-func withoutManagedFields(o any) (any, error) {
-	if object, ok := o.(metav1.Object); ok {
-		object.SetManagedFields(nil)
-	}
-	return o, nil
 }

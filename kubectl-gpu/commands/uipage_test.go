@@ -27,14 +27,14 @@ import (
 )
 
 // serve starts the page of a snapshot.
-func serve(t *testing.T, s *cluster.Snapshot) *pageServer {
+func serve(t testing.TB, s *cluster.Snapshot) *pageServer {
 	t.Helper()
 	page, _ := serveUntil(t, s, fake.NewClientset())
 	return page
 }
 
 // serveUntil starts the page of a snapshot, with the use that the API server knows, until the test ends or calls stop.
-func serveUntil(t *testing.T, s *cluster.Snapshot, api kubernetes.Interface) (page *pageServer, stop func()) {
+func serveUntil(t testing.TB, s *cluster.Snapshot, api kubernetes.Interface) (page *pageServer, stop func()) {
 	t.Helper()
 	b := newBoard(filter{}, "ml")
 	if err := b.update(s); err != nil {
@@ -55,7 +55,7 @@ func serveUntil(t *testing.T, s *cluster.Snapshot, api kubernetes.Interface) (pa
 }
 
 // pageSnapshot has shares, partitions, a sick GPU, one that is kept, a pending claim, and a resource that was not read.
-func pageSnapshot(t *testing.T) *cluster.Snapshot {
+func pageSnapshot(t testing.TB) *cluster.Snapshot {
 	t.Helper()
 	s := newCluster(t)
 	s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
@@ -298,6 +298,20 @@ func TestPageKeepsFocus(t *testing.T) {
 	b.press(t, "Escape", 27)
 	b.wait(t, "document.getElementById('details').open", "false")
 	b.wait(t, focused, `"gpu-43-00-0"`)
+
+	for _, name := range []string{"gpu-9d-00-0", "gpu-c3-00-0"} {
+		for _, slice := range s.Slices {
+			for i, d := range slice.Spec.Devices {
+				if d.Name == name {
+					slice.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost",
+						Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+				}
+			}
+		}
+	}
+	update()
+	b.wait(t, "[...document.querySelectorAll('.node')].map((n) => n.name).join()", `"b,a,c"`) // sick first
+	require("after the node has become the first")
 }
 
 // serveUse starts the page of a snapshot, with the metrics of the plugin on node a, which does not answer while down is
@@ -390,7 +404,10 @@ func TestPageUse(t *testing.T) {
 	b.press(t, "Escape", 27)
 	b.wait(t, "location.hash", `""`)
 	b.eval(t, "document.querySelector('.gpu').click()") // asks again
-	b.wait(t, "document.querySelector('#use figcaption').innerText.endsWith('min, up to 50%')", "true")
+	b.wait(t, "document.querySelector('#use figcaption').innerText.replace(/.*min/, '')",
+		`", up to 50%; memory (dashed) up to 1Gi"`)
+	b.wait(t, "[...document.querySelectorAll('#use polyline')].map((l) => l.getAttribute('points').split(' ').pop())"+
+		".join(' ')", `"100,93.33333333333333 100,50"`)
 	b.screenshot(t, "use")
 	b.press(t, "Escape", 27)
 	down.Store(true)

@@ -3,15 +3,77 @@
 package commands
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/schedule"
 )
+
+func uiCommand(p *plugin) *cobra.Command {
+	var f filter
+	var port uint16
+	var plugins string
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Serve a page on this machine that shows the GPUs of the cluster, live.",
+		Long: "Serve a page on 127.0.0.1 that shows the GPUs of the cluster, live, until it is interrupted. Nothing " +
+			"is exposed in the cluster. The URL has a token against other users of this machine: open it as it is " +
+			"printed.",
+		Example: "  kubectl gpu ui\n  kubectl gpu ui --port 8081",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, plugins, port) },
+	}
+	f.addDriver(cmd)
+	addPlugins(cmd, &plugins)
+	cmd.Flags().Uint16Var(&port, "port", 0, "Port of the page; 0 is a random one.")
+	return cmd
+}
+
+func (p *plugin) ui(ctx context.Context, f filter, plugins string, port uint16) error {
+	if err := p.connect(); err != nil {
+		return err
+	}
+	s := p.read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
+	b := newBoard(f, p.namespace)
+	b.podNamespace = readPendingPods(ctx, p.client, s, p.namespace)
+	if err := b.update(s); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go b.follow(ctx, p.client, s)
+
+	of := newReasons(func(ctx context.Context) *cluster.Snapshot {
+		return schedule.Read(ctx, read.Reader{Client: p.client, Namespace: p.namespace}, "", nil, nil)
+	})
+	page := newPageServer(b, of, &usage{client: p.client, plugins: plugins}, listener.Addr().String(), rand.Text())
+	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the error is that of the listener
+	defer stop()
+	fmt.Fprintf(p.Out, "Open %s\nInterrupt with Ctrl-C.\n", page.url())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
 
 // pageFiles are the files of the page.
 //
@@ -96,15 +158,14 @@ func (s *pageServer) is(token string) bool {
 // events sends the state, and then every change, as server-sent events.
 func (s *pageServer) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
-	wake, stop := s.board.subscribe()
-	defer stop()
 	alive := time.NewTicker(keepAlive)
 	defer alive.Stop()
 	stream := http.NewResponseController(w)
 	var sent *boardState
 	for {
 		line := ":\n\n" // a comment
-		if current := s.board.current(); current != sent {
+		current := s.board.current()
+		if current != sent {
 			message, err := json.Marshal(current.messageSince(sent))
 			if err != nil {
 				return // what the board has marshals
@@ -117,7 +178,7 @@ func (s *pageServer) events(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-r.Context().Done():
 			return
-		case <-wake:
+		case <-current.old:
 		case <-alive.C:
 		}
 	}

@@ -123,16 +123,21 @@ func TestPageFiles(t *testing.T) {
 	if err != nil || len(files) != 3 {
 		t.Fatalf("got %v, %v, want three files", files, err)
 	}
+	size := 0
 	bad := regexp.MustCompile(`<script>|<script [^>]*></|<style|\son[a-z]+=|\sstyle=|https?://|innerHTML|\beval\(`)
 	for _, file := range files {
 		text, err := pageFiles.ReadFile("page/" + file.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
+		size += len(text)
 		without := strings.ReplaceAll(string(text), `<script src="page.js" type="module"></script>`, "")
 		if found := bad.FindString(without); found != "" {
 			t.Errorf("%s has %q", file.Name(), found)
 		}
+	}
+	if size > 60_000 {
+		t.Errorf("the page has %d bytes, more than 60,000", size)
 	}
 }
 
@@ -273,13 +278,11 @@ func follow(ctx context.Context, t *testing.T, client kubernetes.Interface, f fi
 		t.Fatal(err)
 	}
 	go b.follow(ctx, client, first)
-	wake, stop := b.subscribe()
-	t.Cleanup(stop)
 	return func(what string, ok func(*boardState) bool) {
 		t.Helper()
 		for state := b.current(); !ok(state); state = b.current() {
 			select {
-			case <-wake:
+			case <-state.old:
 			case <-ctx.Done():
 				t.Fatalf("%s: got %s and unread %q", what, state.nodes["a"], state.unread)
 			}

@@ -26,15 +26,6 @@ type usage struct {
 	at   time.Time // of the list
 }
 
-// of asks the plugins of the nodes. What is returned beside an error is of the plugins that have answered.
-func (u *usage) of(ctx context.Context, nodes []string) ([]*Use, error) {
-	pods, err := u.list(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return uses(ctx, u.client, onNodes(pods, nodes))
-}
-
 // list returns the driver's plugins.
 func (u *usage) list(ctx context.Context) ([]corev1.Pod, error) {
 	u.mu.Lock()
@@ -55,8 +46,11 @@ func (s *pageServer) use(w http.ResponseWriter, r *http.Request) {
 		Uses  []*Use `json:"uses"`
 		Error string `json:"error,omitempty"` // what has not answered
 	}
-	var err error
-	if answer.Uses, err = s.usage.of(r.Context(), r.URL.Query()["node"]); err != nil {
+	pods, err := s.usage.list(r.Context())
+	if err == nil {
+		answer.Uses, err = uses(r.Context(), s.usage.client, onNodes(pods, r.URL.Query()["node"]))
+	}
+	if err != nil {
 		answer.Error = err.Error()
 	}
 	w.Header().Set("Content-Type", "application/json")

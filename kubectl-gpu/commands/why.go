@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -28,6 +30,7 @@ import (
 type whyOptions struct {
 	output
 	allNamespaces bool
+	kind, name    string // of the object; empty: the list
 }
 
 func whyCommand(p *plugin) *cobra.Command {
@@ -44,28 +47,29 @@ func whyCommand(p *plugin) *cobra.Command {
 		Example: "  kubectl gpu why trainer\n  kubectl gpu why deployment/vllm\n  kubectl gpu why claim/big-gpu -o " +
 			"json\n  kubectl gpu why -A",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case len(args) == 0:
-				return p.whyAll(cmd.Context(), o)
-			case o.allNamespaces || o.format == wide || o.format == names:
+		PreRunE: func(_ *cobra.Command, args []string) (err error) {
+			if len(args) > 0 && (o.allNamespaces || o.format == wide || o.format == names) {
 				return errors.New("--all-namespaces and the formats wide and name are for the list: leave out the name")
 			}
-			return p.why(cmd.Context(), args[0], o.output)
+			o.kind, o.name, err = parseObject(strings.Join(args, "")) // at most one
+			return err
 		},
-		ValidArgsFunction: p.completeWaiting,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return p.whyAll(cmd.Context(), o)
+			}
+			return p.why(cmd.Context(), o)
+		},
+		ValidArgsFunction: p.complete(p.waiting),
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List what waits in all namespaces.")
 	o.addFlags(p, cmd, wide, names)
 	return cmd
 }
 
-// kinds are the names of kinds in arguments.
-var kinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "claims": "claim",
-	"resourceclaim": "claim", "resourceclaims": "claim", "deployment": "deployment", "deployments": "deployment",
-	"deploy": "deployment", "replicaset": "replicaset", "replicasets": "replicaset", "rs": "replicaset",
-	"statefulset": "statefulset", "statefulsets": "statefulset", "sts": "statefulset", "daemonset": "daemonset",
-	"daemonsets": "daemonset", "ds": "daemonset", "job": "job", "jobs": "job"}
+// kinds are the names of each kind in arguments, its own first.
+var kinds = []string{"pod pods po", "claim claims resourceclaim resourceclaims", "deployment deployments deploy",
+	"replicaset replicasets rs", "statefulset statefulsets sts", "daemonset daemonsets ds", "job jobs"}
 
 // parseObject splits KIND/NAME. The kind is one of kinds, or empty.
 func parseObject(arg string) (kind, name string, err error) {
@@ -74,30 +78,28 @@ func parseObject(arg string) (kind, name string, err error) {
 		return "", arg, nil
 	}
 	kind, _, _ = strings.Cut(strings.ToLower(kind), ".") // deployment.apps is a deployment
-	if kinds[kind] == "" || name == "" || strings.Contains(name, "/") {
+	i := slices.IndexFunc(kinds, func(all string) bool { return slices.Contains(strings.Fields(all), kind) })
+	if i < 0 || name == "" || strings.Contains(name, "/") {
 		return "", "", fmt.Errorf("%q is no pod, claim or workload; write NAME, pod/NAME, claim/NAME, or deployment, "+
 			"replicaset, statefulset, daemonset or job with /NAME, and the namespace with --namespace", arg)
 	}
-	return kinds[kind], name, nil
+	return strings.Fields(kinds[i])[0], name, nil
 }
 
-func (p *plugin) why(ctx context.Context, arg string, o output) error {
-	kind, name, err := parseObject(arg)
-	if err != nil {
-		return err
-	}
-	if kind != "" && kind != "pod" && kind != "claim" {
-		if name, err = p.podOf(ctx, kind, name); err != nil {
+func (p *plugin) why(ctx context.Context, o whyOptions) error {
+	if o.kind != "" && o.kind != "pod" && o.kind != "claim" {
+		name, err := p.podOf(ctx, o.kind, o.name)
+		if err != nil {
 			return err
 		}
-		kind = "pod"
+		o.kind, o.name = "pod", name
 	}
-	report, err := p.current(ctx, kind, p.namespace, name)
+	report, err := p.current(ctx, o.kind, p.namespace, o.name)
 	if err != nil {
 		return err
 	}
 	asTold(ctx, p.client, report)
-	err = printEach(p, o, "ReportList", []*why.Answer{report}, (*why.Answer).Text)
+	err = printEach(p, o.output, "ReportList", []*why.Answer{report}, (*why.Answer).Text)
 	if report.Outcome == why.Undecided {
 		err = errors.Join(err, errors.New("what could be read is not enough for an answer, or there was too little "+
 			"time"))
@@ -214,9 +216,7 @@ func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*wh
 }
 
 func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*why.Answer, error) {
-	r, stop := p.reader()
-	s := schedule.Read(ctx, r, namespace, nil, nil)
-	stop()
+	s := p.readAll(ctx, namespace, why.Manifest{})
 	var report *why.Answer
 	var err error
 	if kind != "claim" {
@@ -232,7 +232,20 @@ func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*wh
 		return nil, unread
 	}
 	what := map[string]string{"": "pod or resourceclaim", "pod": "pod", "claim": "resourceclaim"}[kind]
-	return nil, fmt.Errorf("there is no %s %s in namespace %s", what, name, namespace)
+	return nil, fmt.Errorf("there is no %s %s in namespace %s%s", what, name, namespace, p.elsewhere(ctx, name))
+}
+
+// elsewhere names the namespaces that have such a pod.
+func (p *plugin) elsewhere(ctx context.Context, name string) string {
+	found, err := p.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil || len(found.Items) == 0 {
+		return ""
+	}
+	var in []string
+	for _, pod := range found.Items {
+		in = append(in, pod.Namespace)
+	}
+	return "; one is in " + joined(in) + ": name it with --namespace"
 }
 
 func (p *plugin) object(ctx context.Context, of *why.Answer) (metav1.Object, error) {
@@ -242,27 +255,109 @@ func (p *plugin) object(ctx context.Context, of *why.Answer) (metav1.Object, err
 	return p.client.ResourceV1().ResourceClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 }
 
-// completeWaiting completes the names of pods and claims that wait.
-func (p *plugin) completeWaiting(cmd *cobra.Command, args []string, prefix string) ([]string,
-	cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+// waiting are the arguments that name what waits in the namespace. If nothing does, a hint names other namespaces.
+func (p *plugin) waiting(ctx context.Context, given []string) (all []string) {
+	if len(given) > 0 {
+		return nil
 	}
-	if p.connect() != nil {
-		return nil, cobra.ShellCompDirectiveError
+	s := p.read(ctx, cluster.Claims, cluster.Classes)
+	readPendingPods(ctx, p.client, s, p.namespace)
+	others := sets.New[string]()
+	for _, o := range pending(s) {
+		if o.Namespace == p.namespace {
+			all = append(all, o.Kind+"/"+o.Name)
+		}
+		others.Insert(o.Namespace)
 	}
-	s := p.read(cmd.Context(), cluster.Pods, cluster.Claims)
-	var all []string
-	for _, pod := range s.Pods {
-		if pod.Namespace == p.namespace && pod.Spec.NodeName == "" {
-			all = append(all, "pod/"+pod.Name)
+	if len(all) == 0 && len(others) > 0 {
+		return cobra.AppendActiveHelp(nil, fmt.Sprintf("nothing waits in namespace %s; with --namespace: %s",
+			p.namespace, joined(sets.List(others))))
+	}
+	return all
+}
+
+// pendingAnswer is an answer about a pending object.
+type pendingAnswer struct {
+	*why.Answer
+	of pendingObject
+}
+
+// name returns the object as an argument of kubectl gpu why.
+func (a pendingAnswer) name() string { return a.of.Kind + "/" + a.of.Name }
+
+// whyAll prints a line about each pod that asks for devices and has not started, and about each claim that has no
+// devices and no such pod: of the namespace, or of all namespaces.
+func (p *plugin) whyAll(ctx context.Context, o whyOptions) error {
+	namespace, nothing := "", "No pod or claim waits for devices."
+	if !o.allNamespaces {
+		namespace = p.namespace
+		if err := p.unknownNamespace(ctx, namespace); err != nil {
+			return err
+		}
+		nothing = fmt.Sprintf("No pod or claim of the namespace %s waits for devices.", namespace)
+	}
+	r, stop := p.reader()
+	s := schedule.Read(ctx, r, namespace, nil, nil)
+	objects := slices.DeleteFunc(pending(s), func(o pendingObject) bool {
+		return namespace != "" && o.Namespace != namespace
+	})
+	if o.allNamespaces { // of pods that their nodes do not start
+		of := sets.New[string]()
+		for _, object := range objects {
+			if object.Node != "" {
+				of.Insert(object.Namespace)
+			}
+		}
+		for _, r.Namespace = range sets.List(of) {
+			events := r.Read(ctx, cluster.Events)
+			s.Warnings = append(s.Warnings, events.Warnings...)
+			maps.Copy(s.Unread, events.Unread)
 		}
 	}
-	for _, claim := range s.Claims {
-		if claim.Namespace == p.namespace && claim.Status.Allocation == nil {
-			all = append(all, "claim/"+claim.Name)
-		}
+	stop()
+	if s.Unknown(cluster.Pods, namespace) != nil || s.Unknown(cluster.Claims, namespace) != nil {
+		return s.Err()
 	}
-	all = slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, prefix) })
-	return all, cobra.ShellCompDirectiveNoFileComp
+	var all []pendingAnswer
+	explainer := why.NewExplainer(s, why.Options{})
+	undecided := 0
+	for _, object := range objects {
+		explain := explainer.Claim
+		if object.Kind == "pod" {
+			explain = explainer.Pod
+		}
+		answer, err := explain(ctx, object.Namespace, object.Name)
+		if err != nil {
+			return err
+		}
+		if answer.Outcome == why.Waits && object.early {
+			if now, err := p.current(ctx, object.Kind, object.Namespace, object.Name); err == nil {
+				answer = now
+			}
+		}
+		asTold(ctx, p.client, answer)
+		if answer.Outcome == why.Undecided {
+			undecided++
+		}
+		all = append(all, pendingAnswer{answer, object})
+	}
+	err := printList(p, o.output, "ReportList", all, pendingAnswer.name, nothing, pendingTable(all, o))
+	if undecided > 0 {
+		err = errors.Join(err, fmt.Errorf("what could be read is not enough for an answer about %d of them, or there "+
+			"was too little time", undecided))
+	}
+	return err
+}
+
+func pendingTable(all []pendingAnswer, o whyOptions) table {
+	t := table{header: []string{"NAMESPACE", "NAME", "AGE", "WHY", "WHAT HELPS"}, wide: []string{"WHAT HELPS"}}
+	for _, a := range all {
+		cause := strings.TrimPrefix(strings.TrimPrefix(a.Cause, a.of.Kind+" "+a.Name+" "), "waits: ")
+		advice := cmp.Or(strings.TrimPrefix(a.Advice(), "smallest change: "), none)
+		t.add(a.Namespace, a.name(), age(&a.of.Created), cause, advice)
+	}
+	if !o.allNamespaces {
+		t.drop("NAMESPACE")
+	}
+	return t
 }

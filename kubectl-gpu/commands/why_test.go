@@ -329,9 +329,25 @@ func TestWhyAll(t *testing.T) {
 }
 
 func TestWhyCompletion(t *testing.T) {
-	out, _, err := waiting(t).run(t, "__complete", "why", "")
-	if want := "pod/worker\n:4\n"; err != nil || out != want {
-		t.Errorf("got %q, %v, want %q", out, err, want)
+	s := waiting(t)
+	const hint = "_activeHelp_ nothing waits in namespace team; with --namespace: ml\n:4\n"
+	for namespace, want := range map[string]string{"ml": "pod/worker\n:4\n", "team": hint} {
+		out, _, err := s.run(t, "__complete", "--namespace="+namespace, "why", "")
+		if err != nil || out != want {
+			t.Errorf("namespace %s: got %q, %v, want %q", namespace, out, err, want)
+		}
+	}
+}
+
+// A pod that is in another namespace is said to be there.
+func TestWhyElsewhere(t *testing.T) {
+	s := waiting(t)
+	for name, want := range map[string]string{
+		"worker": "there is no pod or resourceclaim worker in namespace team; one is in ml: name it with --namespace",
+		"other":  "there is no pod or resourceclaim other in namespace team"} {
+		if _, _, err := s.run(t, "--namespace=team", "why", name); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
 	}
 }
 

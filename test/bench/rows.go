@@ -37,6 +37,7 @@ var measurements = []measurement{
 	{"fragmentation", measureFragmentation},
 	{"controller", measureController},
 	{"kubectl-gpu", measureKubectl},
+	{"page", measurePage},
 	{"virtual machines", measureVirtualMachines}, // the node has other GPUs meanwhile
 }
 
@@ -186,6 +187,15 @@ var rows = []row{
 	{key: "kubectlpartsls", what: "– `ls` then, p50", unit: "s"},
 	{key: "kubectlpartsrss", what: "– RSS, the most of a run, `why` / `ls`", unit: "MiB", aim: []float64{300, 300},
 		why: whyKubectl},
+	{key: "page", what: "page of `kubectl gpu ui`, 1,000 nodes of 8 whole H100, half of them held, in Chromium: " +
+		"until the first GPUs are shown", unit: "ms", aim: []float64{2000}, why: whyPage},
+	{key: "pageall", what: "– until all are", unit: "ms"},
+	{key: "pagechange", what: "– until a change of each node is shown, all at once", unit: "ms",
+		aim: []float64{1500}, why: whyPage},
+	{key: "pagescroll", what: "– the longest task of the tab over 50 ms while it is scrolled, 0 if there is none",
+		unit: "ms", aim: []float64{100}, why: whyPage},
+	{key: "pagememory", what: "– memory of the tab before / after 3,600 changes that are sent fast", unit: "MiB"},
+	{key: "pageseconds", what: "– until these are shown", unit: "s"},
 	{key: "explaining", what: "controllers with 1,000 waiting claims and events that say why, 1,000 nodes of 8 whole " +
 		"H100: of a processor, minus the same without waiting claims", unit: "%", aim: []float64{5},
 		why: whyExplaining},

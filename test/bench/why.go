@@ -94,3 +94,7 @@ const (
 		"discovery of a new GPU and the closing of NVML, because nothing interrupts it. The health for the kubelet " +
 		"and the loop of the node are the rest. docs/project/architecture.md lists the timers."
 )
+
+const whyPage = "The browser draws without a graphics processor, on the processors of the cluster under test. " +
+	"A change is shown when the server has written all 1,000 nodes as JSON and the page has drawn them; what is not " +
+	"on the screen costs elements, but no layout."

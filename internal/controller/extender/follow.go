@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
-	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
 // podSummary is what is kept of a pod: a cluster has thousands of them.
@@ -70,7 +70,7 @@ func summaryMeta(o metav1.Object) metav1.ObjectMeta {
 func summarize(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName, cpu: podCPU(o)}}
+		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName, cpu: placement.PodCPU(o)}}
 		s.Annotations = policyAnnotations(o)
 		if status := o.Status.ExtendedResourceClaimStatus; status != nil {
 			s.extended = status.ResourceClaimName
@@ -81,12 +81,6 @@ func summarize(obj any) (any, error) {
 			pluginGPUs(o.Status.Allocatable)}}, nil
 	}
 	return obj, nil
-}
-
-// podCPU returns how many thousandths of a core the pod requests.
-func podCPU(p *corev1.Pod) int64 {
-	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
-	return requests.Cpu().MilliValue()
 }
 
 // follow keeps the usage up to date until ctx ends. It returns a function that reports whether it is complete.

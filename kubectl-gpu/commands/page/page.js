@@ -211,11 +211,21 @@ function draw(name) {
 
 // ordered returns the names of the nodes in the order that is selected.
 function ordered() {
-  const first = states[$('order').value];
+  const first = states[$('order').value || 'sick'];
   const names = [...nodes.keys()].sort();
   if (!first) return names;
   const counts = new Map(names.map((n) => [n, nodes.get(n).gpus.filter(first).length]));
   return names.sort((a, b) => counts.get(b) - counts.get(a)); // sort is stable
+}
+
+// reorder moves nodes whose changes have changed the order. While all are drawn, some have no section yet.
+function reorder() {
+  const want = ordered().map((n) => sections.get(n));
+  const now = $('nodes').children;
+  if (want.length !== now.length || want.every((s, i) => s === now[i])) return;
+  const active = focused && document.activeElement === focused;
+  $('nodes').append(...want);
+  if (active) focused.focus({ preventScroll: true });
 }
 
 // batch is how many nodes are drawn at once. The first batch fills a screen.
@@ -511,6 +521,7 @@ function receive(message) {
   if (message.full || names.some((n) => !nodes.has(n) || !sections.has(n))) drawAll();
   else {
     names.forEach(draw);
+    reorder();
     summarize();
   }
   if ($('details').open) follow();
@@ -606,7 +617,7 @@ function show(gpu) {
 const useAge = 15000; // milliseconds between two questions
 const retryAge = 60000; // after an error
 const hour = 3600000;
-const history = new Map(); // GPU → [{at, busy}], the oldest first
+const history = new Map(); // GPU → [{at, busy, used}], the oldest first
 const uses = new Map(); // node → what containers use there, by the last answer
 let useErrors = []; // lines
 let lastAsked = 0;
@@ -677,7 +688,8 @@ function sample(names) {
     const past = history.get(keyOfGPU(gpu));
     if (!known || (!known.length && (!past || isHeld(gpu)))) continue;
     const busy = known.reduce((sum, u) => sum + u.utilization, 0);
-    history.set(keyOfGPU(gpu), (past || []).concat({ at: now, busy }));
+    const used = known.reduce((sum, u) => sum + (u.memoryUsed || 0), 0);
+    history.set(keyOfGPU(gpu), (past || []).concat({ at: now, busy, used }));
   }
   for (const [key, past] of history) {
     const recent = past.filter((p) => now - p.at < hour);
@@ -707,20 +719,23 @@ function showUse(gpu) {
     parts.push(element('p', 'reason', text));
   }
   $('use').querySelector('div').replaceChildren(...parts);
-  chart(history.get(keyOfGPU(gpu)) || []);
+  chart(history.get(keyOfGPU(gpu)) || [], gpu.memory.total);
 }
 
-// chart draws how busy a GPU was.
-function chart(past) {
+// chart draws how busy a GPU was, and how much of its memory was used.
+function chart(past, total) {
   const figure = $('use').querySelector('figure');
   figure.hidden = past.length < 2;
   if (figure.hidden) return;
   const [first, last] = [past[0].at, past[past.length - 1].at];
-  const points = past.map((p) => `${(100 * (p.at - first)) / (last - first || 1)},${100 - Math.min(100, p.busy)}`);
-  figure.querySelector('polyline').setAttribute('points', points.join(' '));
+  const line = (percent) => past.map((p) => `${(100 * (p.at - first)) / (last - first || 1)},` +
+    `${100 - Math.min(100, percent(p))}`).join(' ');
+  const [memory, busy] = figure.querySelectorAll('polyline');
+  memory.setAttribute('points', line((p) => (100 * p.used) / total));
+  busy.setAttribute('points', line((p) => p.busy));
   figure.querySelector('svg').setAttribute('aria-label', `percent: ${past.slice(-12).map((p) => p.busy).join(', ')}`);
   setText(figure.firstElementChild, `Busy in the last ${Math.ceil((Date.now() - first) / 60000)} min, ` +
-    `up to ${Math.max(...past.map((p) => p.busy))}%`);
+    `up to ${Math.max(...past.map((p) => p.busy))}%; memory (dashed) up to ${size(Math.max(...past.map((p) => p.used)))}`);
 }
 
 // The address has the filters and the GPU that is open, so that what is shown can be linked to.

@@ -77,6 +77,9 @@ func run(ctx context.Context, c config) error {
 		begun := time.Now()
 		lines, err := c.show(ctx, cluster, demo, all)
 		for _, line := range lines {
+			if err == nil {
+				line = meant(line)
+			}
 			fmt.Println(line)
 		}
 		s.add(demo, time.Since(begun), err)

@@ -48,3 +48,24 @@ func TestSummary(t *testing.T) {
 		})
 	}
 }
+
+func TestMeant(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		add  bool
+	}{
+		{"saw in gpus: no nvidia-smi in this container", true},
+		{"saw in gpus: no GPU device node in /dev", true},
+		{"landed: pod only-local nowhere, it is Pending", true},
+		{"saw:    /dev/nvidia0: allowed", false},
+		{"landed: pod worker on node-1: gpu-3b-00-0, Tesla T4 (UUID: GPU-1)", false},
+	} {
+		want := tc.line
+		if tc.add {
+			want += ", as it should be"
+		}
+		if got := meant(tc.line); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

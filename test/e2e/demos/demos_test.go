@@ -215,3 +215,23 @@ func images(d Demo) []string {
 	}
 	return found
 }
+
+// What is made for a claim has no UUID before, so its card stands there.
+func TestDescribe(t *testing.T) {
+	for name, uuid := range map[string]string{"gpu-3b-00-0": "UUID: GPU-1",
+		"gpu-3b-00-0-mig-1g10gb-0": "part of GPU-1"} {
+		attribute := map[string]string{"uuid": name, "parentUUID": "GPU-1", "productName": "H100"}
+		if !strings.Contains(name, "mig") {
+			attribute["uuid"] = "GPU-1"
+		}
+		device := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
+		for key, value := range attribute {
+			device.Attributes[resourceapi.QualifiedName(key)] = resourceapi.DeviceAttribute{StringValue: &value}
+		}
+		const driver = "gpu.nvidia.com"
+		got := describe(driver, resourceapi.DeviceRequestAllocationResult{Driver: driver, Device: name}, device)
+		if want := name + ", H100 (" + uuid + ")"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -144,7 +144,11 @@ func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device
 	if text("type") == "monitor" {
 		return r.Device
 	}
-	line := fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
+	uuid := "UUID: " + text("uuid")
+	if text("uuid") == r.Device { // what is made for the claim gets its UUID later
+		uuid = "part of " + text("parentUUID")
+	}
+	line := fmt.Sprintf("%s, %s (%s)%s", r.Device, text("productName"), uuid, part(r, device))
 	if r.Driver != driver {
 		line += ", served by " + text("remoteNode")
 	}
