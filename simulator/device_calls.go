@@ -62,9 +62,9 @@ func (d *device) setModelCalls() {
 	d.GetMaxPcieLinkWidthFunc = value(d, func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetMaxPcieLinkWidth },
 		same[int])
 	d.GetCurrPcieLinkGenerationFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkGeneration }, same[int])
+		func(c node.GPU) hwprofile.Answer[int] { return c.CurrPcieLinkGeneration() }, same[int])
 	d.GetCurrPcieLinkWidthFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkWidth }, same[int])
+		func(c node.GPU) hwprofile.Answer[int] { return c.CurrPcieLinkWidth() }, same[int])
 	d.GetAddressingModeFunc = value(d,
 		func(c node.GPU) hwprofile.Answer[hwprofile.AddressingMode] { return c.Calls.GetAddressingMode },
 		func(v hwprofile.AddressingMode) nvml.DeviceAddressingMode {
@@ -101,9 +101,9 @@ func (d *device) setUsageCalls() {
 		same[uint32])
 	pstate := func(v hwprofile.Performance) nvml.Pstates { return nvml.Pstates(v) }
 	d.GetPerformanceStateFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
+		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.PerformanceState() }, pstate)
 	d.GetPowerStateFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
+		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.PerformanceState() }, pstate)
 	d.GetPowerUsageFunc = value(d, func(c node.GPU) hwprofile.Answer[uint32] { return c.Calls.GetPowerUsage },
 		same[uint32])
 	d.GetPowerManagementLimitFunc = value(d,
@@ -175,7 +175,7 @@ func (d *device) setConfigCalls() {
 	d.SetPersistenceModeFunc = d.setPersistenceMode
 	d.GetDisplayActiveFunc = value(d,
 		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetDisplayActive }, state)
-	ecc := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.ModeChange] { return c.Calls.GetEccMode },
+	ecc := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.ModeChange] { return c.EccMode() },
 		same[hwprofile.ModeChange])
 	d.GetEccModeFunc = func() (nvml.EnableState, nvml.EnableState, nvml.Return) {
 		v, ret := ecc()

@@ -190,7 +190,7 @@ func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report
 	preparer.Running = (&containers.Running{Proc: p.Proc, Metadata: metadata,
 		Reserved: containers.ReservedFor(p.Client, p.pods)}).With
 	preparer.Timeout, preparer.Waiting, preparer.Stopping = callTimeout, reporter.Waiting, ctx
-	preparer.NotRestored = gpus.NotRestored
+	preparer.Unfit, preparer.NotRestored = gpus.Unfit, gpus.NotRestored
 	return &preparer
 }
 

@@ -69,6 +69,9 @@ type Preparer struct {
 	Timeout time.Duration
 	// Waiting is called at most once per call, after 5 s of waiting, with the cause; may be nil.
 	Waiting func(claim sharing.Claim, cause error)
+	// Unfit says why a device cannot be given to a claim that tolerates these taints: its GPU has become sick since it
+	// was allocated. It is asked once, before anything changes; nil: no device is unfit.
+	Unfit func(device string, tolerated []resourceapi.DeviceToleration) error
 	// NotRestored is called with a GPU on which what an ended claim has changed cannot be undone; may be nil.
 	NotRestored func(id gpu.UUID)
 	// Stopping ends all waiting when it is cancelled, at shutdown; nil: never.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
@@ -147,6 +148,9 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 	if err := t.readOthers(held); err != nil {
 		return err
 	}
+	if err := t.fit(claim); err != nil {
+		return err
+	}
 	plan, err := sharing.NewPlan(results, t.inventory, t.others)
 	if err != nil {
 		return err
@@ -175,6 +179,22 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 		return err
 	}
 	return t.put()
+}
+
+// fit returns an error if a device of the claim is unfit. One with admin access is for looking at it.
+func (t *tx) fit(claim *resourceapi.ResourceClaim) error {
+	if t.Unfit == nil {
+		return nil
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != t.Driver || ptr.Deref(r.AdminAccess, false) {
+			continue
+		}
+		if err := t.Unfit(r.Device, r.Tolerations); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // recheck checks whether the plan of a recorded claim can still be carried out.

@@ -56,6 +56,15 @@ type Health struct {
 	FabricUnknown bool
 	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.
 	Slowdown string
+	// Link is the GPU's PCIe link, and LinkMax the best that NVML says the GPU and its slot can have. Zero: unknown.
+	Link, LinkMax PCIeLink
+	// Resting: the GPU is in a performance state in which it may reduce its PCIe link.
+	Resting bool
+	// ECC says whether the GPU corrects errors of its memory.
+	ECC ECCMode
+	// Slot is where the GPU is, and Others are the answers of the other GPUs of the model in the machine.
+	Slot   PCIAddress
+	Others []Health
 	// License is the state of the license of a vGPU.
 	License LicenseState
 	// ComputeMode is the present mode. If a claim holds the GPU, Claimed, it may be the claim's.
@@ -66,6 +75,21 @@ type Health struct {
 	// NotRestored: what an ended claim has changed on the GPU could not be undone.
 	NotRestored bool
 }
+
+// PCIeLink is the state of a PCIe link. Its zero value, and a zero in it, is unknown.
+type PCIeLink struct {
+	Width      int `json:"width,omitempty"`      // lanes
+	Generation int `json:"generation,omitempty"` // 5 is 32 GT/s
+}
+
+// ECCMode is whether a GPU corrects errors of its memory. The zero value is that of a GPU that does not say.
+type ECCMode string
+
+// The modes.
+const (
+	ECCEnabled  ECCMode = "Enabled"
+	ECCDisabled ECCMode = "Disabled"
+)
 
 // AER are the uncorrectable errors that the kernel has counted of a PCIe function since it found it (Advanced Error
 // Reporting).

@@ -15,6 +15,8 @@
 //   - No default evicts pods (TestTableOfDefaults). An XID without an entry has a rule, too (Policy.For).
 //   - A cause that the GPU can be asked about (answered) ends when the GPU no longer reports it, and not after a time.
 //     An answer that does not tell ends nothing (unknown).
+//   - A silent fault (silent.go) is found by comparison with what the GPU was, and with others of its model. Two looks
+//     in succession must see it (TestSilentFaults). No healthy GPU is accused (gpuhealth: TestPlantedFaults).
 //   - When a condition keeps coming back, its cause must be gone for longer each time before it ends, up to 24 h
 //     (Condition.Quiet, TestQuiet).
 //   - Many events of one cause are one condition (TestStorm). At most 500 conditions are remembered, unless more are

@@ -55,7 +55,11 @@ const (
 	NVLinkDown            Cause = "NVLinkDown"
 	FabricUnhealthy       Cause = "FabricUnhealthy"
 	HardwareSlowdown      Cause = "HardwareSlowdown"
-	DeviceNodeMissing     Cause = "DeviceNodeMissing"
+	// PCIeLinkDegraded and the next two are found by comparison: see silent.go.
+	PCIeLinkDegraded  Cause = "PCIeLinkDegraded"
+	NVLinkMissing     Cause = "NVLinkMissing"
+	ECCOff            Cause = "ECCOff"
+	DeviceNodeMissing Cause = "DeviceNodeMissing"
 	// VGPUUnlicensed is about a vGPU in a virtual machine.
 	VGPUUnlicensed Cause = "VGPUUnlicensed"
 	// ComputeModeProhibited and the next one are the choice of an administrator.
@@ -233,7 +237,16 @@ var conditions = []Entry{
 	{HardwareSlowdown, "The hardware slows the GPU down to protect it: it is too hot, or draws too much power.",
 		"Check the cooling and the power supply. Programs run at half of the clocks or less.",
 		Rule{Effect: EffectNone, Recovery: RecoveryManual},
-		"NVML: clocks event reasons HW slowdown, HW thermal slowdown and HW power brake slowdown"},
+		"NVML: clocks event reasons HW slowdown, HW thermal slowdown and HW power brake slowdown; two looks"},
+	{PCIeLinkDegraded, "The PCIe link has fewer lanes or a lower generation than it had, or than other GPUs have.",
+		"Reset the GPU or reboot the node. If it stays: check slot, riser and cables, or accept it (--clear).",
+		untilReset, "NVML: current and maximum link width and generation, performance state; two looks"},
+	{NVLinkMissing, "The GPU has fewer active NVLinks than the other GPUs of its model.",
+		"Reset the GPUs of the node. If it stays, check the NVSwitches and the fabric manager.", untilReset,
+		"NVML: NVLink state; two looks"},
+	{ECCOff, "ECC is off: it was on, or is on at the other GPUs of the model. Errors of the memory stay unnoticed.",
+		"Nothing, if it is meant (--clear). Else: nvidia-smi -i INDEX -e 1, then reset the GPU.",
+		Rule{Effect: EffectNone, Recovery: RecoveryReset}, "NVML: ECC mode; two looks"},
 	{DeviceNodeMissing, "A device node of the GPU has vanished.",
 		"Create it again with nvidia-modprobe, and find out what removed it.", untilManual,
 		"driver: containers cannot get the GPU"},

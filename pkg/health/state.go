@@ -104,6 +104,10 @@ type State struct {
 	Links map[gpu.UUID][]int `json:"links,omitempty"`
 	// Peers are the GPUs at the other ends of those that lead to no switch, by link.
 	Peers map[gpu.UUID]map[int]gpu.PCIAddress `json:"peers,omitempty"`
+	// Best is the best that each GPU has had in its slot.
+	Best map[gpu.UUID]Best `json:"best,omitempty"`
+	// suspects are the silent faults of each GPU that the last looks in succession have seen.
+	suspects map[gpu.UUID]suspects
 	// AER are the PCIe errors of each GPU at the last look.
 	AER map[gpu.UUID]AERCount `json:"aer,omitempty"`
 }
@@ -217,11 +221,17 @@ func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Healt
 	if down := s.linksDown(id, is, linked); len(down) > 0 {
 		wrong = append(wrong, problem{NVLinkDown, "links " + join(down)})
 	}
+	silent, linkUnknown := s.silent(id, is)
+	if len(wrong) > 0 && wrong[len(wrong)-1].cause == NVLinkDown { // which says it better
+		silent = slices.DeleteFunc(silent, func(p problem) bool { return p.cause == NVLinkMissing })
+	}
+	wrong = append(wrong, silent...)
 	for _, p := range wrong {
 		changed = append(changed, s.See(now, bootID, Subject{GPU: id}, p.cause, p.detail)...)
 	}
 	changed = append(changed, s.end(now, EndAnswer, func(c Condition) bool {
-		return c.GPU == id && answered(c.Cause) && !unknown(c.Cause, is) && now.Sub(c.Last) >= c.flapping() &&
+		known := !unknown(c.Cause, is) && (c.Cause != PCIeLinkDegraded || !linkUnknown || c.BootID != bootID)
+		return c.GPU == id && answered(c.Cause) && known && now.Sub(c.Last) >= c.flapping() &&
 			!slices.ContainsFunc(wrong, func(p problem) bool { return p.cause == c.Cause })
 	})...)
 	if is.RecoveryAction != gpu.RecoveryNone {
@@ -297,11 +307,12 @@ func (s *State) Elapsed(now time.Time, policies Policies) []Condition {
 	})
 }
 
-// Clear ends all conditions of the GPU, because a person says so, and forgets its NVLinks. What NVML reports begins
-// again.
+// Clear ends all conditions of the GPU, because a person says so, and forgets its NVLinks and the best that it has had.
+// What NVML reports begins again.
 func (s *State) Clear(now time.Time, id gpu.UUID) []Condition {
 	delete(s.Links, id)
 	delete(s.Peers, id)
+	delete(s.Best, id)
 	return s.end(now, EndCleared, func(c Condition) bool { return c.GPU == id })
 }
 
@@ -463,7 +474,6 @@ func problems(is gpu.Health) []problem {
 	add(is.RowsFailed, RowRemapFailed, "")
 	add(is.PagesPending, PageRetirementPending, "")
 	add(is.Fabric != "", FabricUnhealthy, is.Fabric)
-	add(is.Slowdown != "", HardwareSlowdown, is.Slowdown)
 	add(is.License == gpu.Unlicensed, VGPUUnlicensed, "")
 	add(is.ComputeMode == gpu.Prohibited, ComputeModeProhibited, "")
 	add(is.ComputeMode == gpu.ExclusiveProcess && !is.Claimed, ComputeModeExclusiveProcess, "")
@@ -495,8 +505,10 @@ func unknown(c Cause, is gpu.Health) bool {
 		return is.License == gpu.LicenseUnknown
 	case c == ComputeModeExclusiveProcess:
 		return is.Claimed
-	case c == NVLinkDown:
+	case c == NVLinkDown || c == NVLinkMissing:
 		return is.LinksUp == nil
+	case c == ECCOff:
+		return is.ECC == ""
 	case c == FabricUnhealthy:
 		return is.FabricUnknown
 	case strings.HasPrefix(string(c), string(recoveryActionPrefix)):

@@ -34,6 +34,13 @@ type machine struct {
 
 func (m *machine) linked(at gpu.PCIAddress) bool { return !m.off[at.Bus] }
 
+// link reads a PCIe link: "x16g5".
+func (m *machine) link(text string) gpu.PCIeLink {
+	m.Helper()
+	width, generation, _ := strings.Cut(strings.TrimPrefix(text, "x"), "g")
+	return gpu.PCIeLink{Width: m.number(width), Generation: m.number(generation)}
+}
+
 // play runs a script: steps that begin with their time, and are separated by ";".
 //
 //	see CAUSE [START]     an event of the GPU, or of its partition at START
@@ -106,7 +113,9 @@ func change(c Condition) string {
 }
 
 // health reads what a GPU answers: "None", "Reset", "rows", "hot", "registering", "unregistered", "PROHIBITED",
-// "EXCLUSIVE_PROCESS", "claimed", "links=0,1", "links=", and "links=0@7", which leads to the GPU with PCI bus 7.
+// "EXCLUSIVE_PROCESS", "claimed", "links=0,1", "links=", and "links=0@7", which leads to the GPU with PCI bus 7. Of
+// silent faults: "link=x8g5" and "max=x16g5" of PCIe, "resting", "slot" (another one), "ecc=Enabled", and last
+// "others", whose answers are separated by "|".
 func (m *machine) health(now time.Time, words []string) gpu.Health {
 	m.Helper()
 	is := gpu.Health{At: now}
@@ -124,6 +133,21 @@ func (m *machine) health(now time.Time, words []string) gpu.Health {
 					is.LinkPeers[m.number(link)] = gpu.PCIAddress{Bus: uint8(m.number(peer))}
 				}
 			}
+		case strings.HasPrefix(words[i], "link="):
+			is.Link = m.link(strings.TrimPrefix(words[i], "link="))
+		case strings.HasPrefix(words[i], "max="):
+			is.LinkMax = m.link(strings.TrimPrefix(words[i], "max="))
+		case words[i] == "resting":
+			is.Resting = true
+		case words[i] == "slot":
+			is.Slot.Bus = 1
+		case strings.HasPrefix(words[i], "ecc="):
+			is.ECC = gpu.ECCMode(strings.TrimPrefix(words[i], "ecc="))
+		case words[i] == "others":
+			for other := range strings.SplitSeq(strings.Join(words[i+1:], " "), "|") {
+				is.Others = append(is.Others, m.health(now, strings.Fields(other)))
+			}
+			return is
 		case words[i] == "healthy":
 		case words[i] == "rows":
 			is.RowsFailed = true
@@ -235,7 +259,9 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 		{"a lost GPU answers again", "0s see GPULost; 1h lapse; 2h reset; 3h answer healthy",
 			"0s GPULost began\n3h GPULost ended (healthy again)"},
 		{"a slowdown ends by itself", "0s answer hot; 30s answer hot; 60s answer healthy",
-			"0s HardwareSlowdown began (temperature)\n60s HardwareSlowdown ended (healthy again)"},
+			"30s HardwareSlowdown began (temperature)\n60s HardwareSlowdown ended (healthy again)"},
+		{"a slowdown of a moment is none", "0s answer hot; 30s answer healthy; 60s answer hot; " +
+			"70s answer hot asked 60s", ""},
 		{"a problem that flaps must be gone for a while", "0s answer rows; 10s answer healthy; 20s answer rows; " +
 			"30s answer healthy; 40s answer rows; 99s answer healthy; 100s answer healthy; " +
 			"110s answer rows; 229s answer healthy; 230s answer healthy",

@@ -43,7 +43,8 @@ func rulesOf(text string) string {
 const conditionNames = "RecoveryActionReset, RecoveryActionReboot, RecoveryActionDrainP2P, " +
 	"RecoveryActionDrainAndReset, RecoveryActionRecoverIMEXDomain, RecoveryActionBusReset, " +
 	"RecoveryActionSystemReboot, RowRemapPending, RowRemapFailed, PageRetirementPending, NVLinkDown, " +
-	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, VGPUUnlicensed, ComputeModeProhibited, " +
+	"FabricUnhealthy, HardwareSlowdown, PCIeLinkDegraded, NVLinkMissing, ECCOff, DeviceNodeMissing, VGPUUnlicensed, " +
+	"ComputeModeProhibited, " +
 	"ComputeModeExclusiveProcess, GPULost, ResetRequired, NotRestored, ECCDoubleBit, AERFatal or AERNonfatal"
 
 func TestHealth(t *testing.T) {

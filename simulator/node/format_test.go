@@ -91,7 +91,7 @@ func TestEncodeFirstFormat(t *testing.T) {
 			must(t, n.SetComputeMode("1", hwprofile.ComputeModeExclusiveProcess))
 			requireFormat(t, dir, 1)
 			must(t, tt.do(n))
-			requireFormat(t, dir, 9)
+			requireFormat(t, dir, 10)
 			if tt.undo != nil {
 				must(t, tt.undo(n))
 				requireFormat(t, dir, 1)

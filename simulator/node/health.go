@@ -20,6 +20,10 @@ type Health struct {
 	LinksDown      []int  `json:",omitempty"` // NVLinks, sorted
 	Fabric         string `json:",omitempty"` // "unhealthy", or "not-started" without a fabric manager
 	Slowdown       string `json:",omitempty"` // "thermal" or "power-brake": why the clocks are low
+	// PCIe is the current link, "x8g3" for 8 lanes of generation 3; "": that of the profile.
+	PCIe        string `json:",omitempty"`
+	ECC         string `json:",omitempty"` // "off"; "": that of the profile
+	Performance string `json:",omitempty"` // the performance state, "P0" to "P15"; "": that of the profile
 }
 
 // Values of Health.
@@ -32,6 +36,8 @@ const (
 	healthy    = "healthy"
 	Thermal    = "thermal"
 	PowerBrake = "power-brake"
+	off        = "off"
+	profile    = "profile"
 )
 
 // recoveryActions are the names of the recovery actions by NVML's number.
@@ -40,8 +46,8 @@ var recoveryActions = []string{none, "reset", "reboot", "drain-p2p", "drain-and-
 
 // healthSettings describes the settings that ParseHealth accepts.
 var healthSettings = "recovery-action=" + strings.Join(recoveryActions, "|") + ", remapped-rows=none|pending|failed, " +
-	"retired-pages=none|pending, nvlink-down=none|LINK,..., fabric=healthy|unhealthy|not-started or " +
-	"slowdown=none|thermal|power-brake"
+	"retired-pages=none|pending, nvlink-down=none|LINK,..., fabric=healthy|unhealthy|not-started, " +
+	"slowdown=none|thermal|power-brake, pcie=profile|xLANESgGENERATION, ecc=profile|off or performance=profile|P0..P15"
 
 // ParseHealth parses settings NAME=VALUE and returns what they change.
 func ParseHealth(settings []string) (func(*Health), error) {
@@ -84,11 +90,33 @@ func parseHealth(setting string) (change func(*Health), ok bool) {
 	case "slowdown":
 		slowdown, ok := oneOf(none, Thermal, PowerBrake)
 		return func(h *Health) { h.Slowdown = slowdown }, ok
+	case "pcie":
+		_, _, valid := parseLink(value)
+		return func(h *Health) { h.PCIe = strings.TrimPrefix(value, profile) }, valid || value == profile
+	case "ecc":
+		ecc, ok := oneOf(profile, off)
+		return func(h *Health) { h.ECC = ecc }, ok
+	case "performance":
+		_, valid := parseState(value)
+		return func(h *Health) { h.Performance = strings.TrimPrefix(value, profile) }, valid || value == profile
 	case "nvlink-down":
 		links, ok := parseLinks(value)
 		return func(h *Health) { h.LinksDown = links }, ok
 	}
 	return nil, false
+}
+
+// parseLink parses a PCIe link, "x8g3".
+func parseLink(text string) (width, generation int, ok bool) {
+	n, err := fmt.Sscanf(text, "x%dg%d", &width, &generation)
+	return width, generation, n == 2 && err == nil && text == fmt.Sprintf("x%dg%d", width, generation) &&
+		width > 0 && generation > 0
+}
+
+// parseState parses a performance state, "P0".
+func parseState(text string) (state hwprofile.Performance, ok bool) {
+	number, err := strconv.Atoi(strings.TrimPrefix(text, "P"))
+	return hwprofile.Performance(number), err == nil && number <= 15 && text == fmt.Sprintf("P%d", number)
 }
 
 func parseLinks(text string) (links []int, ok bool) {
@@ -131,7 +159,44 @@ func (h Health) String() string {
 	if h.Slowdown != "" {
 		out = append(out, "slowdown="+h.Slowdown)
 	}
+	for _, set := range [][2]string{{"pcie", h.PCIe}, {"ecc", h.ECC}, {"performance", h.Performance}} {
+		if set[1] != "" {
+			out = append(out, set[0]+"="+set[1])
+		}
+	}
 	return strings.Join(out, " ")
+}
+
+// CurrPcieLinkWidth is the current answer of GetCurrPcieLinkWidth.
+func (c GPU) CurrPcieLinkWidth() hwprofile.Answer[int] {
+	if width, _, ok := parseLink(c.Health().PCIe); ok {
+		return hwprofile.Value(width)
+	}
+	return c.Calls.GetCurrPcieLinkWidth
+}
+
+// CurrPcieLinkGeneration is the current answer of GetCurrPcieLinkGeneration.
+func (c GPU) CurrPcieLinkGeneration() hwprofile.Answer[int] {
+	if _, generation, ok := parseLink(c.Health().PCIe); ok {
+		return hwprofile.Value(generation)
+	}
+	return c.Calls.GetCurrPcieLinkGeneration
+}
+
+// EccMode is the current answer of GetEccMode.
+func (c GPU) EccMode() hwprofile.Answer[hwprofile.ModeChange] {
+	if c.Health().ECC == off {
+		return hwprofile.Value(hwprofile.ModeChange{Current: hwprofile.Disabled, Pending: hwprofile.Disabled})
+	}
+	return c.Calls.GetEccMode
+}
+
+// PerformanceState is the current answer of GetPerformanceState.
+func (c GPU) PerformanceState() hwprofile.Answer[hwprofile.Performance] {
+	if state, ok := parseState(c.Health().Performance); ok {
+		return hwprofile.Value(state)
+	}
+	return c.Calls.GetPerformanceState
 }
 
 // restarted is the health after a reset: what was pending is done.
@@ -196,6 +261,12 @@ func (c GPU) reports(h Health) error {
 		if _, ok := links[link]; !ok {
 			return refuse(hwprofile.NotSupported, "%s has no NVLink %d; it has %d", c.Name, link, len(links))
 		}
+	}
+	if _, e := c.Calls.GetCurrPcieLinkWidth.Get(); h.PCIe != "" && e != "" {
+		return refuse(e, "%s has no PCIe link of its own", c.Name)
+	}
+	if h.ECC != "" && !c.hasECC() {
+		return refuse(hwprofile.NotSupported, "%s has no ECC", c.Name)
 	}
 	if _, e := c.Calls.GetGpuFabricInfo.Get(); h.Fabric != "" && e != "" {
 		return refuse(e, "%s is in no NVLink fabric", c.Name)

@@ -245,13 +245,13 @@ func TestUnknownFormat(t *testing.T) {
 	open(t, dir, p)
 	path := node.LibraryPath(dir, p.Driver())
 	must(t, os.Remove(path))
-	must(t, node.CreateForTest(path, []byte(`{"Format":10}`)))
+	must(t, node.CreateForTest(path, []byte(`{"Format":11}`)))
 	for name, open := range map[string]func() (*node.Node, error){
 		"attach": func() (*node.Node, error) { return node.Attach(dir) },
 		"open":   func() (*node.Node, error) { return node.Open(dir, p) },
 	} {
 		if _, err := open(); err == nil || !strings.Contains(err.Error(),
-			"the state has format 10, this program knows 1 to 9") {
+			"the state has format 11, this program knows 1 to 10") {
 			t.Errorf("%s: error %v, want one that names both formats", name, err)
 		}
 	}

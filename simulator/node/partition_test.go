@@ -38,7 +38,7 @@ func TestFormatOfPartitions(t *testing.T) {
 	must(t, n.Fail("1", "GetName", "ERROR_UNKNOWN")) // as requireFormat wants it
 	requireFormat(t, dir, 1)
 	must(t, n.SwitchMIG("0", hwprofile.Enabled))
-	requireFormat(t, dir, 9)
+	requireFormat(t, dir, 10)
 	_, err := n.CreatePartition("0", "1g.10gb@3")
 	must(t, err)
 	before := n.String()

@@ -54,7 +54,7 @@ const AllCalls = "all"
 
 // format is the version of the layout of content. Earlier ones have a part of it. A state that has no more than that of
 // the first version is written as format 1: then the plugin of the first release can read it after a downgrade.
-const format = 9
+const format = 10
 
 // isFirst reports whether the state has no more than a state of format 1 can hold.
 func (s State) isFirst() bool {

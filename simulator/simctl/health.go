@@ -142,7 +142,10 @@ func healthCommand(dir *string) *cobra.Command {
 			"  retired-pages=none|pending           pages of memory; before Ampere, with ECC\n" +
 			"  nvlink-down=none|LINK,...            NVLinks that are not active\n" +
 			"  fabric=healthy|unhealthy|not-started the GPU's registration with the NVLink fabric\n" +
-			"  slowdown=none|thermal|power-brake    why the hardware slows the GPU down",
+			"  slowdown=none|thermal|power-brake    why the hardware slows the GPU down\n" +
+			"  pcie=profile|xLANESgGENERATION       the present PCIe link, as x8g3\n" +
+			"  ecc=profile|off                      whether errors of the memory are corrected\n" +
+			"  performance=profile|P0..P15          the performance state; P0 is that of a GPU in use",
 		Example: "  simctl health gpu-1b-00-0 recovery-action=drain-and-reset remapped-rows=pending\n" +
 			"  simctl health 0 nvlink-down=3,4",
 		Args: cobra.MinimumNArgs(2),

@@ -148,6 +148,18 @@ func TestAlerts(t *testing.T) {
 			`gpu_dra_cluster_tainted_gpus{node="n1",model="T4"} 2x10 0x40`,
 		}, 11 * time.Minute, nil},
 
+		{"a node that came back without one of its GPUs", "GPUsMissing", []string{
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="free"} 4x20 3x40`,
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="allocated"} 4x60`,
+			`gpu_dra_cluster_gpus{node="n2",model="T4",state="free"} 8x60`,
+		}, 30 * time.Minute, []string{"Node n1 has 1 GPUs less than within the last day."}},
+		{"GPUs that claims get and give back, while two controllers export them", "GPUsMissing", []string{
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="free",pod="a"} 8x10 0x10 _x40`,
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="allocated",pod="a"} 0x10 8x10 _x40`,
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="free",pod="b"} _x15 0x45`,
+			`gpu_dra_cluster_gpus{node="n1",model="T4",state="allocated",pod="b"} _x15 8x45`,
+		}, 30 * time.Minute, nil},
+
 		{"claims wait, and all GPUs are allocated", "NoFreeGPUs", []string{
 			`gpu_dra_cluster_claims{namespace="ml",state="waiting"} 3x40`,
 			`gpu_dra_cluster_gpus{node="n1",state="free"} 0x40`,

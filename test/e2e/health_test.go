@@ -36,6 +36,7 @@ func (s *suite) testHealth(t *testing.T) {
 		t.Run("partition", s.testSickPartition)
 		t.Run("extended resource", s.testSickExtended)
 		t.Run("by hand, as the demo says", s.testSickGPUByHand)
+		t.Run("silent fault before the pod starts", s.testSilentFault)
 	})
 	t.Run("shared GPU", func(t *testing.T) {
 		t.Parallel()
@@ -54,6 +55,13 @@ func (s *suite) testHealth(t *testing.T) {
 // replicas creates a Deployment whose pods have a claim from the template, and these arguments instead of the usual.
 func (s *suite) replicas(t *testing.T, namespace, name, node, template string, count int32, args ...string) {
 	t.Helper()
+	s.replicasWith(t, namespace, name, node, template, count, func(*corev1.PodSpec) {}, args...)
+}
+
+// replicasWith is replicas with a change of its pods.
+func (s *suite) replicasWith(t *testing.T, namespace, name, node, template string, count int32, change podOption,
+	args ...string) {
+	t.Helper()
 	if len(args) == 0 {
 		args = []string{"show", "--stay"}
 	}
@@ -62,6 +70,7 @@ func (s *suite) replicas(t *testing.T, namespace, name, node, template string, c
 		TerminationGracePeriodSeconds: ptr.To(int64(1))}
 	onNode(node)(pod)
 	withTemplate(template)(pod)
+	change(pod)
 	labels := map[string]string{"app": name}
 	s.must(t, s.ApplyTyped(t.Context(), &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
@@ -204,6 +213,42 @@ func (s *suite) testSickGPU(t *testing.T) {
 		func(*corev1.Pod) bool { return true }); err != nil || after.UID != next.UID {
 		t.Errorf("the pod on the GPU that needed a reset was replaced: %v", err)
 	}
+}
+
+// testSilentFault: a GPU loses half of its PCIe lanes after it was allocated. The pod, which waited for a volume, does
+// not start on it: the claim is refused, the pod is evicted, and the next one gets another GPU.
+func (s *suite) testSilentFault(t *testing.T) {
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "silent")
+	s.replicasWith(t, ns, "worker", node, s.template(t, ns, "one-gpu"), 1, func(p *corev1.PodSpec) {
+		p.Volumes = []corev1.Volume{{Name: "start", VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "start"}}}}}
+		p.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "start", MountPath: "/start"}}
+	})
+	var waiting corev1.Pod
+	s.must(t, kube.Until(t.Context(), soon, "a pod with a GPU", func(ctx context.Context) (bool, string, error) {
+		pods, err := s.Pods(ctx, ns, client.MatchingLabels{"app": "worker"})
+		if err != nil || len(pods) != 1 {
+			return false, fmt.Sprint(len(pods), " pods"), err
+		}
+		waiting = pods[0]
+		claim, err := s.findClaim(ctx, &waiting)
+		return err == nil && claim.Status.Allocation != nil, fmt.Sprint(err), nil
+	}))
+	sick, plugin := s.names(t, &waiting)[0], s.plugin(t, node)
+	s.simctl(t, plugin, "health", sick, "pcie=x8g5")
+	s.waitTaint(t, node, sick, "unhealthy=PCIeLinkDegraded:NoSchedule")
+	s.must(t, s.ApplyTyped(t.Context(), &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Name: "start", Namespace: ns}}))
+	s.waitEvent(t, client.ObjectKeyFromObject(&waiting), "FailedPrepareDynamicResources",
+		sick+" has become sick since it was allocated")
+	s.waitGone(t, &waiting)
+	s.waitReplicas(t, ns, "worker", 1, func(d string) bool { return d != sick })
+	s.waitTaint(t, node, sick, "unhealthy=PCIeLinkDegraded:NoSchedule") // nobody waits for it any more
+	s.simctl(t, plugin, "health", sick, "pcie=profile")
+	s.waitTaint(t, node, sick, "")
 }
 
 // testSickGPUByHand runs the commands of the demo's README, in the folder where its reader is.

@@ -64,6 +64,7 @@ type Manager struct {
 	paused   string                 // why the driver is about to be replaced; empty: it is not
 	released string                 // why NVML is closed; empty: it is not
 	unread   string                 // why no GPU can be read; empty: they were read last time
+	refused  map[gpu.UUID]time.Time // when claims for sick GPUs were last refused
 	drains   map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
 	linked   linked                 // nil: before the first discovery
 	asked    time.Time              // when an event last asked for a discovery
@@ -77,7 +78,7 @@ type Manager struct {
 // New returns a Manager with the state that the previous instance has saved.
 func New(dir, bootID string, records report.Lister) *Manager {
 	m := &Manager{dir: dir, bootID: bootID, records: records, drains: map[gpu.UUID]time.Time{}, shared: true,
-		noXID: map[gpu.UUID]gpu.Event{}}
+		refused: map[gpu.UUID]time.Time{}, noXID: map[gpu.UUID]gpu.Event{}}
 	m.load()
 	return m
 }
@@ -190,7 +191,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 	m.clamp(now)
 	m.merge(ctx, at)
 	last, counted := m.known, maps.Clone(m.state.AER)
-	links, peers := maps.Clone(m.state.Links), maps.Clone(m.state.Peers)
+	links, peers, best := maps.Clone(m.state.Links), maps.Clone(m.state.Peers), maps.Clone(m.state.Best)
 	if known.Policies == nil {
 		known.Policies = last.Policies
 	}
@@ -217,6 +218,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 		}
 		answers, ok := known.Health[d.UUID]
 		answers.ComputeMode, answers.Claimed = d.ComputeMode, known.Held[d.UUID]
+		answers.Slot, answers.Others = d.PCI, known.others(d)
 		was, had := last.GPUs.FindUUID(d.UUID)
 		// A GPU that was in a virtual machine has been reset. Without a reset, NVIDIA's driver still asks for one.
 		if back := was.Lost && was.Gone || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {
@@ -232,7 +234,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 		}
 	}
 	if !maps.EqualFunc(links, m.state.Links, slices.Equal) || !maps.Equal(counted, m.state.AER) ||
-		!maps.EqualFunc(peers, m.state.Peers, maps.Equal) {
+		!maps.EqualFunc(peers, m.state.Peers, maps.Equal) || !maps.Equal(best, m.state.Best) {
 		m.dirty = true
 	}
 	if !sameGPUs(last, known) {
@@ -283,6 +285,17 @@ func (k Known) has(id gpu.UUID) bool {
 	return ok
 }
 
+// others returns the answers of the other GPUs of the model.
+func (k Known) others(of gpu.Device) (all []gpu.Health) {
+	for _, d := range k.GPUs {
+		if is, ok := k.Health[d.UUID]; ok && d.UUID != of.UUID && d.MovedTo == "" && !d.Lost &&
+			d.Product.Name == of.Product.Name {
+			all = append(all, is)
+		}
+	}
+	return all
+}
+
 // sameGPUs reports whether both have the same GPUs, watched in the same way.
 func sameGPUs(a, b Known) bool {
 	return maps.Equal(a.Unwatched, b.Unwatched) && slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.Device) bool {
@@ -313,6 +326,7 @@ func (m *Manager) clamp(now time.Time) { m.dirty = m.state.Clamp(now) || m.dirty
 // update ends what is over, and does what people have asked for.
 func (m *Manager) update(ctx context.Context, at Moment) {
 	m.clamp(at.Now)
+	m.forgetRefused(at.Now)
 	if len(m.known.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
 		m.withoutXID(ctx, at.Now)
 		m.changed(ctx, at.Now, m.state.Elapsed(at.Now, m.policy))
@@ -386,6 +400,40 @@ func (m *Manager) Taints(inv inventory.Inventory) [][]gpu.Taint {
 	return all
 }
 
+// refusedFor is how long after the last refusal pods that wait for a GPU are evicted. The kubelet tries again sooner.
+const refusedFor = time.Minute
+
+// Refused notes that a claim was not prepared, because the GPU has become sick since it was allocated. Its pod waits
+// for the GPU, while others may be free: it is evicted, unless other claims hold the GPU, whose pods would be, too.
+func (m *Manager) Refused(now time.Time, id gpu.UUID) {
+	d, _ := m.known.GPUs.FindUUID(id)
+	records, err := m.records.List()
+	for _, rec := range records {
+		for _, a := range rec.Plan.Assignments {
+			if gpu.ParentName(a.Device) == d.Name {
+				return // the next attempt of the claim may find the GPU free
+			}
+		}
+	}
+	if err != nil {
+		return // anybody may hold it
+	}
+	if _, known := m.refused[id]; !known {
+		m.taintsChanged()
+	}
+	m.refused[id] = now
+}
+
+// forgetRefused ends the evictions of pods that wait no more.
+func (m *Manager) forgetRefused(now time.Time) {
+	for id, last := range m.refused {
+		if now.Sub(last) >= refusedFor {
+			delete(m.refused, id)
+			m.taintsChanged()
+		}
+	}
+}
+
 // taints returns the taints of a device, one for each key, by key.
 func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 	var xid, unhealthy, lost gpu.Taint
@@ -395,6 +443,9 @@ func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 			continue
 		}
 		number, isXID := c.Cause.XID()
+		if _, refused := m.refused[d.Physical()]; refused && !m.known.Held[d.Physical()] {
+			rule.Effect = health.EffectNoExecute
+		}
 		t := gpu.Taint{Key: inventory.TaintUnhealthy, Value: string(c.Cause), Effect: string(rule.Effect),
 			Since: c.Since}
 		into := &unhealthy

@@ -931,3 +931,48 @@ func TestDiscoveriesAskedForByEvents(t *testing.T) {
 		})
 	}
 }
+
+// Pods that wait for a GPU that was refused to their claim are evicted, until none waits any more.
+func TestRefused(t *testing.T) {
+	n := newTestNode(t)
+	taint := func(what, want string) {
+		t.Helper()
+		got := ""
+		for _, taint := range n.Taints(inventory.Inventory{n.found.GPUs[0]})[0] {
+			got += taint.Value + ":" + taint.Effect
+		}
+		if got != want {
+			t.Errorf("%s: got the taint %q, want %q", what, got, want)
+		}
+	}
+	n.answer("GPU-0", gpu.Health{RowsFailed: true})
+	taint("sick", "RowRemapFailed:NoSchedule")
+	n.hold("later", sharing.Assignment{Device: n.found.GPUs[0].Name})
+	n.Refused(n.clock, "GPU-0")
+	taint("refused, and held since the last discovery", "RowRemapFailed:NoSchedule")
+	later, err := n.records.Get("later")
+	if err == nil {
+		err = n.records.Delete(later)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Refused(n.clock, "GPU-0")
+	n.do()
+	taint("refused", "RowRemapFailed:NoExecute")
+	n.pass(refusedFor - time.Second)
+	n.Refused(n.clock, "GPU-0")
+	n.pass(refusedFor - time.Second)
+	taint("refused again", "RowRemapFailed:NoExecute")
+	n.held = []gpu.UUID{"GPU-0"}
+	n.look()
+	taint("held by another claim, whose pods stay", "RowRemapFailed:NoSchedule")
+	n.held = nil
+	n.look()
+	before := n.changes
+	n.pass(time.Second)
+	taint("nobody waits any more", "RowRemapFailed:NoSchedule")
+	if n.changes == before {
+		t.Error("the taint is not published")
+	}
+}

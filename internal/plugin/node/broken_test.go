@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	simnode "github.com/gpudra/gpu-dra-driver/simulator/node"
 )
@@ -104,5 +107,28 @@ func TestGPUThatIsNotRestored(t *testing.T) {
 	l.sick("another discovery")
 	if m.stopped != "" || l.state.left[d.UUID] != (time.Time{}) {
 		t.Errorf("got %q, want that events are watched", m.stopped)
+	}
+}
+
+// A GPU that has just become sick is refused to a claim that does not tolerate it, and its pod is evicted.
+func TestUnfit(t *testing.T) {
+	l, _, _ := newStoppable(t)
+	name := l.Inventory()[0].Name
+	if err := l.Unfit(name, nil); err != nil {
+		t.Errorf("a healthy GPU: %v", err)
+	}
+	l.NotRestored(l.Inventory()[0].UUID)
+	l.sick("sick", name+" NotRestored")
+	tolerates := resourceapi.DeviceToleration{Key: inventory.TaintUnhealthy, Value: "NotRestored"}
+	if err := l.Unfit(name, []resourceapi.DeviceToleration{tolerates}); err != nil {
+		t.Errorf("a claim that tolerates it: %v", err)
+	}
+	want := name + " has become sick since it was allocated: it has the taint gpu.nvidia.com/unhealthy=NotRestored"
+	if err := l.Unfit(name, nil); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	l.sick("refused") // and not NoSchedule
+	if d, _ := l.published.Find(name); len(d.Taints) == 0 || d.Taints[0].Effect != "NoExecute" {
+		t.Errorf("got the taints %v, want NoExecute", d.Taints)
 	}
 }

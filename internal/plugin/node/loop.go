@@ -46,6 +46,7 @@ type (
 	prepared    []string // a claim has these devices from now on
 	released    struct{} // a claim has ended
 	wanted      struct{} // a pod waits for possible partitions of unused GPUs of this node
+	refused     gpu.UUID // a claim was not prepared, because this GPU is sick
 	notRestored gpu.UUID // of a GPU, what an ended claim has changed cannot be undone
 	modeNotSet  outcome  // the MIG mode of a GPU could not be changed for a claim
 	gpuBound    outcome  // a GPU was bound to vfio-pci for a claim, or could not be
@@ -216,6 +217,8 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 			s.stuck[e.gpu] = e.err.Error()
 		}
 		s.asked = s.asked || e.err == nil || s.stuck[e.gpu] != before
+	case refused:
+		s.health.Refused(at.Now, gpu.UUID(e))
 	case notRestored:
 		s.left[gpu.UUID(e)], s.asked = at.Now, true
 	case publish.Lacking:
@@ -258,7 +261,13 @@ func (s *state) follow(now time.Time, h gpuhealth.Actions, a *actions) {
 	}
 }
 
-func (s *state) snapshot() *snapshot { return &snapshot{s.devices, s.health.Reports(), s.changed} }
+func (s *state) snapshot() *snapshot {
+	now := &snapshot{devices: s.devices, reports: s.health.Reports(), changed: s.changed}
+	if s.devices != nil {
+		now.tainted = withTaints(*s.devices, s.health.Taints(*s.devices))
+	}
+	return now
+}
 
 // publish publishes the devices with their current taints. The same ones as before are known to be equal, without a
 // look at the devices.
@@ -278,7 +287,7 @@ func (s *state) publish(a *actions) {
 		annotated = annotated.Only(s.offered.GPUs)
 	}
 	if !reflect.DeepEqual(annotated, s.published) {
-		s.published, a.Metrics.published = annotated, annotated
+		s.published, a.Metrics.published, a.Snapshot = annotated, annotated, s.snapshot()
 	}
 }
 

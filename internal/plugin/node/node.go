@@ -6,11 +6,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
@@ -107,6 +110,7 @@ type Node struct {
 // snapshot is what other goroutines see of the state. It never changes.
 type snapshot struct {
 	devices *inventory.Inventory // available to claims; nil: nothing is known yet
+	tainted inventory.Inventory  // devices with their taints
 	reports []health.DeviceReport
 	changed chan struct{} // closed when there are other reports
 }
@@ -154,6 +158,27 @@ func (n *Node) Released() { n.send(released{}) }
 // Serving notes that this instance serves the kubelet. From now on it watches events and requests of people, and saves
 // the health of the GPUs.
 func (n *Node) Serving() { n.send(serving{}) }
+
+// Unfit says why a device cannot be given to a claim that tolerates these taints: its GPU is sick. The pod of the claim
+// does not start, so nothing keeps it on the GPU: see gpuhealth.Manager.Refused.
+func (n *Node) Unfit(device string, tolerated []resourceapi.DeviceToleration) error {
+	d, _ := n.snapshot.Load().tainted.Find(device)
+	for _, taint := range d.Taints {
+		if taint.Key != inventory.TaintUnhealthy && taint.Key != inventory.TaintXID {
+			continue
+		}
+		t := resourceapi.DeviceTaint{Key: taint.Key, Value: taint.Value,
+			Effect: resourceapi.DeviceTaintEffect(taint.Effect)}
+		if !slices.ContainsFunc(tolerated, func(by resourceapi.DeviceToleration) bool {
+			return resourceclaim.ToleratesTaint(by, t)
+		}) {
+			n.send(refused(d.Physical()))
+			return fmt.Errorf("%s has become sick since it was allocated: it has the taint %s=%s", device, t.Key,
+				t.Value)
+		}
+	}
+	return nil
+}
 
 // NotRestored notes that what an ended claim has changed on the GPU cannot be undone.
 func (n *Node) NotRestored(id gpu.UUID) { n.send(notRestored(id)) }

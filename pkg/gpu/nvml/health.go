@@ -57,11 +57,43 @@ func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
 	if pending, ret := handle.GetRetiredPagesPendingStatus(); ret == nvmllib.SUCCESS {
 		h.PagesPending = pending == nvmllib.FEATURE_ENABLED
 	}
+	h.Link, h.LinkMax, h.Resting, h.ECC = pcieLink(handle), maxPCIeLink(handle), resting(handle), eccMode(handle)
 	if d.Guest != nil {
 		h.License = d.Guest.License.State
 	}
 	h.NodeMissing = s.vanishedNode(d)
 	return h
+}
+
+// pcieLink returns the present PCIe link of the GPU. A vGPU has none.
+func pcieLink(handle nvmllib.Device) (l gpu.PCIeLink) {
+	l.Width, _ = handle.GetCurrPcieLinkWidth()
+	l.Generation, _ = handle.GetCurrPcieLinkGeneration()
+	return l
+}
+
+// maxPCIeLink returns the best PCIe link that the GPU and its slot can have.
+func maxPCIeLink(handle nvmllib.Device) (l gpu.PCIeLink) {
+	l.Width, _ = handle.GetMaxPcieLinkWidth()
+	l.Generation, _ = handle.GetMaxPcieLinkGeneration()
+	return l
+}
+
+// resting reports whether the GPU is in a performance state below P2, the one in which many GPUs run CUDA programs:
+// there, it may reduce its PCIe link. A state that is not known is one.
+func resting(handle nvmllib.Device) bool {
+	state, ret := handle.GetPerformanceState()
+	return ret != nvmllib.SUCCESS || state > nvmllib.PSTATE_2
+}
+
+func eccMode(handle nvmllib.Device) gpu.ECCMode {
+	switch now, _, ret := handle.GetEccMode(); {
+	case ret != nvmllib.SUCCESS:
+		return ""
+	case now == nvmllib.FEATURE_ENABLED:
+		return gpu.ECCEnabled
+	}
+	return gpu.ECCDisabled
 }
 
 // recoveryActions are NVML's recovery actions by their numbers.
