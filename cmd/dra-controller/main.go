@@ -106,6 +106,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"empty: not at all")
 	f.StringVar(&o.PartitionRequests, "partition-requests", "", "ConfigMap in --namespace in which nodes are named "+
 		"whose possible partitions pods wait for, so that the plugins there publish them; empty: none")
+	f.StringVar(&o.Bill, "bill", "", "ConfigMap in --namespace in which is stored how long who had which GPUs, with "+
+		"the prices of GPUs; empty: that is not counted")
 	f.StringVar(&o.RetryClass, "retry-class", "", "device class that nobody uses: by its updates the scheduler tries "+
 		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+

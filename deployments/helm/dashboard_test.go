@@ -46,7 +46,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	page := read(t, "../../docs/operate/monitor.md")
+	page := read(t, "../../docs/operate/monitor.md") + read(t, "../../docs/operate/teams.md")
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
 		for _, line := range strings.Split(block[1], "\n") {
 			asked = append(asked, ask{expr: line})

@@ -123,6 +123,7 @@ var allowed = map[string][]string{
 
 	// The controller.
 	"internal/controller/certificate": {},
+	"internal/controller/bill":        {"internal/cluster", "internal/controller/feature", "pkg/gpu", "pkg/inventory"},
 	"internal/controller/caller":      {"internal/controller/certificate", "internal/controller/metrics"},
 	"internal/controller/metrics":     {"internal/cluster", "internal/guard"},
 	"internal/controller/strongest":   {"internal/controller/feature", "internal/cluster", "pkg/gpu"},
@@ -161,7 +162,7 @@ var allowed = map[string][]string{
 		"internal/controller/metrics"},
 	"internal/controller/ondemand": {"internal/cluster", "internal/cluster/fit", "internal/cluster/waiting",
 		"internal/controller/feature", "pkg/gpu", "pkg/inventory"},
-	"internal/controller": {"internal/controller/admission", "internal/controller/caller",
+	"internal/controller": {"internal/controller/admission", "internal/controller/bill", "internal/controller/caller",
 		"internal/controller/certificate",
 		"internal/controller/eviction", "internal/controller/explain", "internal/controller/extender",
 		"internal/controller/feature", "internal/controller/idle", "internal/controller/metrics",
@@ -178,7 +179,7 @@ var allowed = map[string][]string{
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/advice", "internal/cluster/fit", "internal/cluster/schedule",
-		"internal/cluster/selectors", "internal/remote", "pkg/nearest", "pkg/sharing"},
+		"internal/cluster/selectors", "internal/remote", "pkg/gpu", "pkg/nearest", "pkg/sharing"},
 	"kubectl-gpu/commands": {"internal/allocator", "internal/cluster", "internal/cluster/evict",
 		"internal/cluster/moves", "internal/cluster/offer", "internal/cluster/read", "internal/cluster/schedule",
 		"internal/guard", "internal/nodetemplate", "internal/placement", "internal/remote",

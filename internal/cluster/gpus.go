@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -167,10 +168,13 @@ func (g *GPU) AdmitsPart(name string, tolerations []resourceapi.DeviceToleration
 	return len(Untolerated((*d.against)[:len(*d.against)-own], tolerations)) == 0 // those of rules come first
 }
 
+// Against returns the taints that keep new claims from the GPU, or from its largest partition.
+func (g *GPU) Against() []resourceapi.DeviceTaint { return ptr.Deref(g.largest().against, nil) }
+
 // Kept reports whether the GPU is tainted only because it is kept for somebody.
 func (g *GPU) Kept() bool {
-	taints := g.largest().against
-	return taints != nil && !slices.ContainsFunc(*taints, func(t resourceapi.DeviceTaint) bool { return !Keeps(t) })
+	taints := g.Against()
+	return taints != nil && !slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return !Keeps(t) })
 }
 
 // largest returns the whole GPU, or what is published instead: its largest partition, or else the device for virtual

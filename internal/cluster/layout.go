@@ -94,3 +94,26 @@ func (c Counters) Suffice(wanted Counters) bool {
 	}
 	return true
 }
+
+// Full reports whether claims hold parts of the GPU, and no share or partition fits into what is left.
+func (g *GPU) Full() bool {
+	if len(g.Held) == 0 || g.use.shared {
+		return g.use.shared && !g.Whole.Kind.leaves(g.use.Consumed)
+	}
+	var held []string
+	for _, h := range g.Held {
+		held = append(held, h.Device)
+	}
+	if slices.ContainsFunc(g.Partitions, func(p *Device) bool { return p.Exists() && !slices.Contains(held, p.Name) }) {
+		return false
+	}
+	if g.layout != nil {
+		left := g.Left(held)
+		for _, slots := range g.layout.slots {
+			if slices.ContainsFunc(slots, func(s Slot) bool { return left.Suffice(s.Consumes) }) {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -3,11 +3,7 @@
 package cluster
 
 import (
-	"cmp"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,7 +11,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/allocator"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // PoolID names a pool. The names of one driver's pools are unique.
@@ -72,24 +67,6 @@ func Since(claim *resourceapi.ResourceClaim) *metav1.Time {
 	return &claim.CreationTimestamp
 }
 
-// Share returns the amounts that a request asks for of a device, such as "memory 5Gi", if they are less than all of it.
-// The request is named as in allocation results. "": it asks for none, or for all.
-func Share(spec *resourceapi.ResourceClaimSpec, request string, d *resourceapi.Device) string {
-	var texts []string
-	for _, s := range Subrequests(spec) {
-		if s.Name != request {
-			continue
-		}
-		for _, name := range slices.Sorted(maps.Keys(s.Asked())) {
-			amount := s.Asked()[name]
-			if has, ok := d.Capacity[name]; !ok || amount.Cmp(has.Value) < 0 {
-				texts = append(texts, fmt.Sprintf("%s %s", name, amount.String()))
-			}
-		}
-	}
-	return strings.Join(texts, ", ")
-}
-
 // IsStatic reports whether a file of its node creates the pod. The kubelet deletes others with this annotation. Anybody
 // may write an owner of the kind Node.
 func IsStatic(pod *corev1.Pod) bool {
@@ -107,19 +84,4 @@ func Ready(pod *corev1.Pod) bool {
 // Finished reports whether the containers of the pod have ended for good.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// Problem returns the message of a condition of the claim's device, Ready or Healthy, that is false.
-func Problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
-	for _, d := range c.Status.Devices {
-		if d.Driver != driver || d.Pool != pool || d.Device != device {
-			continue
-		}
-		for _, condition := range d.Conditions {
-			if condition.Status == metav1.ConditionFalse && condition.Type != gpu.IdleCondition {
-				return cmp.Or(condition.Message, condition.Reason)
-			}
-		}
-	}
-	return ""
 }

@@ -72,6 +72,9 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		slim.Status.Allocation = &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},
 		}
+		if o := metav1.GetControllerOf(c); o != nil && o.Kind == "Pod" && len(o.Name) <= 253 { // who pays
+			slim.OwnerReferences = []metav1.OwnerReference{{Kind: o.Kind, Name: o.Name}}
+		}
 		if value, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted
 			slim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: value}
 			slim.Status.ReservedFor = c.Status.ReservedFor

@@ -43,6 +43,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/waiting"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/bill"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/caller"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
@@ -85,6 +86,9 @@ type Options struct {
 	PreemptSchedulers []string
 	// IdleWarning is how long before its eviction a pod is warned that does not use its GPUs. 0: none is evicted.
 	IdleWarning time.Duration
+	// Bill is the ConfigMap in Namespace in which the leader stores how long who had which GPUs. Empty: it does not
+	// count.
+	Bill string
 	// Quota holds claims to the GPUQuotas of their namespaces.
 	Quota bool
 	// RemoteAccount is the user name of the plugin on nodes that use GPUs over the network. Empty: there are none.
@@ -187,6 +191,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	err := explain.Add(c, claims, o.WaitingAfter)
 	if o.Placement != "" {
 		err = errors.Join(err, extender.Add(ctx, c, o.Placement))
+	}
+	if o.Bill != "" {
+		err = errors.Join(err, bill.Add(c, types.NamespacedName{Namespace: o.Namespace, Name: o.Bill}))
 	}
 	if o.EvictExtended {
 		err = errors.Join(err, eviction.Add(ctx, c))

@@ -6,16 +6,19 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/fit"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -149,7 +152,7 @@ func (c *explainer) placed(r *Answer, pod *corev1.Pod, subject string) {
 		claims = append(claims, claim)
 		text := ""
 		for _, d := range claim.Status.Allocation.Devices.Results {
-			if problem := cluster.Problem(claim, d.Driver, d.Pool, d.Device); problem != "" {
+			if problem := Problem(claim, d.Driver, d.Pool, d.Device); problem != "" {
 				text = fmt.Sprintf("device %s: %s", d.Device, problem)
 			} else if waits && c.Unread[cluster.Slices] == nil && c.Pools[cluster.PoolOfResult(d)] == nil {
 				text = fmt.Sprintf("driver %s publishes no devices of pool %s: its plugin does not run there", d.Driver,
@@ -194,4 +197,37 @@ func (c *explainer) warning(pod *corev1.Pod, uid types.UID, prefix string) strin
 		}
 	}
 	return text
+}
+
+// Problem returns the message of a condition of the claim's device, Ready or Healthy, that is false.
+func Problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
+	for _, d := range c.Status.Devices {
+		if d.Driver != driver || d.Pool != pool || d.Device != device {
+			continue
+		}
+		for _, condition := range d.Conditions {
+			if condition.Status == metav1.ConditionFalse && condition.Type != gpu.IdleCondition {
+				return cmp.Or(condition.Message, condition.Reason)
+			}
+		}
+	}
+	return ""
+}
+
+// Share returns the amounts that a request asks for of a device, such as "memory 5Gi", if they are less than all of it.
+// The request is named as in allocation results. "": it asks for none, or for all.
+func Share(spec *resourceapi.ResourceClaimSpec, request string, d *resourceapi.Device) string {
+	var texts []string
+	for _, s := range cluster.Subrequests(spec) {
+		if s.Name != request {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(s.Asked())) {
+			amount := s.Asked()[name]
+			if has, ok := d.Capacity[name]; !ok || amount.Cmp(has.Value) < 0 {
+				texts = append(texts, fmt.Sprintf("%s %s", name, amount.String()))
+			}
+		}
+	}
+	return strings.Join(texts, ", ")
 }

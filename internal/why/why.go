@@ -437,7 +437,7 @@ func (q *question) askedOf(claim *resourceapi.ResourceClaim, r resourceapi.Devic
 		ptr.Deref(d.AllowMultipleAllocations, false) {
 		return ""
 	}
-	return cluster.Share(&claim.Spec, r.Request, d)
+	return Share(&claim.Spec, r.Request, d)
 }
 
 // answer fills in the answer about an anonymous workload, with the names of this one.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/remote"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -236,7 +237,7 @@ func (g *GPU) hold(held []cluster.Holding) {
 			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, VM: gpu.IsVFIO(h.Device),
 			Since:     cluster.Since(c),
 			IdleSince: cluster.DeviceIdleSince(c, h.DeviceRequestAllocationResult),
-			Problem:   cluster.Problem(c, g.Driver, g.Pool, h.Device)}
+			Problem:   why.Problem(c, g.Driver, g.Pool, h.Device)}
 		for _, user := range c.Status.ReservedFor {
 			name := user.Name
 			if user.Resource != "pods" { // podgroups, of KEP-5729
@@ -249,7 +250,7 @@ func (g *GPU) hold(held []cluster.Holding) {
 			g.take(h.Device, h.Profile, h.Memory)
 		case holder.VM:
 		case holder.Whole && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations, false):
-			holder.Asked = cluster.Share(&c.Spec, h.Request, g.device)
+			holder.Asked = why.Share(&c.Spec, h.Request, g.device)
 		}
 		g.Holders = append(g.Holders, holder)
 	}

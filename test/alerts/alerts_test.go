@@ -339,40 +339,81 @@ func panels(t *testing.T) map[string][]string {
 	return all
 }
 
-// hours is the rule that records GPU hours.
-const hours = "namespace_use:gpu_dra_namespace_gpu_hours:increase1h"
+// The rules of the bill.
+const (
+	hours  = "namespace_model_device_state_reason:gpu_dra_cluster_gpu_hours:increase1h"
+	owners = "namespace_owner_model_device_state:gpu_dra_cluster_gpu_hours:increase1h"
+	cost   = "namespace_model_device_state_reason:gpu_dra_cluster_gpu_cost:increase1h"
+)
 
-// The rule counts what namespaces hold in an hour, also while a plugin is replaced, and the queries of the page sum it.
+// The rules count what was counted in an hour: also by two leaders, of a namespace that is new, and while Prometheus
+// did not run. The queries of the page sum that.
 func TestGPUHours(t *testing.T) {
-	const held = `gpu_dra_namespace_gpu_seconds_total{namespace="ml",use="used",node=`
-	one := func(series []string, expr string, at time.Duration) string {
+	const used = `gpu_dra_cluster_gpu_seconds_total{namespace="ml",model="T4",device="gpu",state="used",pod=`
+	const owner = `gpu_dra_cluster_owner_gpu_seconds_total{namespace="ml",owner="Pod/a",model="T4",device="gpu",` +
+		`state="used",pod=`
+	all := func(series []string, expr string, at time.Duration) string {
 		t.Helper()
 		vector, err := queryFunc(t, series)(t.Context(), expr, time.Unix(0, 0).Add(at))
-		if err != nil || len(vector) != 1 {
-			t.Fatalf("%s: got %v, %v, want one sample", expr, vector, err)
+		if err != nil {
+			t.Fatalf("%s: %v", expr, err)
 		}
-		return fmt.Sprintf("%s %.1f", vector[0].Metric, vector[0].F)
+		var lines []string
+		for _, s := range vector {
+			lines = append(lines, fmt.Sprintf("%s %.1f", s.Metric, s.F))
+		}
+		slices.Sort(lines)
+		return strings.Join(lines, "\n")
 	}
-	got := one([]string{held + `"n1",pod="a"} 0+30x240`, held + `"n2",pod="b"} 0+15x60 _x180`,
-		held + `"n2",pod="new"} _x59 0+15x180`}, chartRules(t)[hours].Expr, time.Hour)
-	if want := `{namespace="ml", use="used"} 1.5`; got != want {
-		t.Errorf("got %s, want %s: a GPU of one node, and half a GPU of another", got, want)
+	const sum = `{device="gpu", model="T4", namespace="ml", state="used"} `
+	for _, tc := range []struct {
+		name   string
+		series []string
+		rule   string
+		at     time.Duration
+		want   string
+	}{
+		{"a GPU all the time", []string{used + `"a"} 7200+30x480`}, hours, 3 * time.Hour, sum + "1.0"},
+		{"a namespace that is new", []string{used + `"a"} _x300 0+30x180`}, hours, 3 * time.Hour, sum + "0.5"},
+		{"its first counter is not 0", []string{used + `"a"} _x300 1800x180`}, hours, 3 * time.Hour, sum + "0.5"},
+		{"the next leader goes on", []string{used + `"a"} 7200+30x300`, used + `"b"} _x305 16350+30x175`}, hours,
+			3 * time.Hour, sum + "1.0"},
+		{"Prometheus did not run at the hour before", []string{used + `"a"} 0+30x220 _x40 7830+30x220`}, hours,
+			3 * time.Hour, sum + "1.2"},
+		{"a namespace that holds nothing any more", []string{used + `"a"} 7200x480`}, hours, 3 * time.Hour, sum + "0.0"},
+		{"a pod", []string{owner + `"a"} _x300 0+15x180`}, owners, 3 * time.Hour,
+			`{device="gpu", model="T4", namespace="ml", owner="Pod/a", state="used"} 0.2`},
+		{"its cost", []string{hours + `{namespace="ml",model="T4",device="gpu",state="used"} 4x9`,
+			hours + `{namespace="ml",model="other",device="gpu",state="used"} 4x9`,
+			`gpu_dra_cluster_gpu_price{model="T4",currency="EUR",pod="a"} 0.5x9`}, cost, time.Minute,
+			`{device="gpu", model="T4", namespace="ml", state="used"} 2.0`},
+	} {
+		if got := all(tc.series, chartRules(t)[tc.rule].Expr, tc.at); got != tc.want {
+			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
+		}
 	}
-	page, err := os.ReadFile("../../docs/operate/monitor.md")
+	page, err := os.ReadFile("../../docs/operate/teams.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, _ := strings.Cut(string(page), "### What each team has used")
+	_, text, _ := strings.Cut(string(page), "### Prices")
 	_, text, _ = strings.Cut(text, "```promql\n")
 	text, _, _ = strings.Cut(text, "\n```")
 	queries := strings.Split(text, "\n")
-	if len(queries) != 3 {
-		t.Fatalf("the page has the queries %q, want three", queries)
+	recorded := []string{hours + `{namespace="ml",model="T4",state="used"} 2x9`,
+		hours + `{namespace="ml",model="T4",state="idle"} 1x9`, hours + `{state="sick",reason="gpu-lost",model="T4"} 1x9`,
+		cost + `{namespace="ml",model="T4",state="used"} 4x9`,
+		cost + `{namespace="ml",model="T4",state="idle"} 2x9`,
+		cost + `{model="T4",state="sick"} 2x9`}
+	want := []string{`{namespace="ml"} 60.0`, `{namespace="ml"} 20.0`,
+		`{reason="gpu-lost", state="sick"} 10.0` + "\n" + `{state="idle"} 10.0` + "\n" + `{state="used"} 20.0`,
+		`{state="idle"} 0.2` + "\n" + `{state="sick"} 0.2` + "\n" + `{state="used"} 0.5`}
+	if len(queries) != len(want) {
+		t.Fatalf("the page has the queries %q, want %d", queries, len(want))
 	}
-	recorded := []string{hours + `{namespace="ml",use="used"} 2x9`, hours + `{namespace="ml",use="idle"} 1x9`}
-	for i, want := range []string{"30.0", "75.0", "10.0"} {
-		if got := one(recorded, queries[i], time.Hour); got != `{namespace="ml"} `+want {
-			t.Errorf("%s: got %s, want %s", queries[i], got, want)
+	for i, query := range queries {
+		if got := all(recorded, query, time.Hour); got != want[i] {
+			t.Errorf("%s: got %s, want %s", query, got, want[i])
 		}
 	}
 }

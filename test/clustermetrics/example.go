@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/bill"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 )
@@ -39,6 +40,15 @@ func Example() *prometheus.Registry {
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), metrics.NewEvictedIdlePods(), metrics.NewRetries(), metrics.NewPreemptions(),
 		metrics.NewPreemptedPods(), panics, refused, quotas, remote)
+	told := &bill.Told{Prices: map[string]float64{bill.OtherModels: 1}}
+	for _, state := range []string{bill.Used, bill.Idle, bill.Reserved, bill.Sick, bill.Stranded, bill.Free,
+		bill.Unknown} {
+		told.Totals = append(told.Totals, bill.Row{Key: bill.Key{State: state}})
+	}
+	for _, state := range []string{bill.Used, bill.Idle, bill.Sick} {
+		told.Owners = append(told.Owners, bill.Row{Key: bill.Key{State: state}})
+	}
+	registry.MustRegister(bill.Collector{Told: func() *bill.Told { return told }})
 	placement := extender.NewMetrics()
 	placement.SetIdle("", 0, 0)
 	registry.MustRegister(placement.All()...)

@@ -118,6 +118,7 @@ var (
 		"list " + webhooks + "validatingwebhookconfigurations": "the same",
 		"list " + webhooks + "mutatingwebhookconfigurations":   "the same",
 
+		"get nodes":         "the plugin of a node is away for as long as the kubelet waits",
 		"get pods":          evictsItself,
 		"patch pods/status": evictsItself,
 		"delete pods":       evictsItself,

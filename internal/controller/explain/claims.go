@@ -28,6 +28,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -130,7 +131,7 @@ func (u *Claims) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 			continue
 		}
 		d := u.expander.View.Device(r.Pool, r.Device)
-		if asked := cluster.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
+		if asked := why.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
 			texts = append(texts, fmt.Sprintf("request %s asks for %s and has all of GPU %s of %s, which has no "+
 				"shares: "+cluster.Shares, r.Request, asked, r.Device, r.Pool, r.Driver))
 		}

@@ -71,6 +71,7 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 		}
 	}
 	c.ServeSchedulers(Path, x)
+	c.Short = x.short
 	go x.tell(ctx, c.Direct, c.Guard)
 	return nil
 }
@@ -129,6 +130,14 @@ func (x *Extender) ready() error {
 		return errors.New("pods and nodes are still being read")
 	}
 	return nil
+}
+
+// short returns what a node lacks for pods with GPUs. It is known once a scheduler has asked this replica.
+func (x *Extender) short(node string) string {
+	if complete := x.complete.Load(); complete == nil || !(*complete)() {
+		return ""
+	}
+	return x.usage.short(node)
 }
 
 // Prioritize scores the nodes for the pod from 0 to MaxScore, in their order. It remembers the best one for the next

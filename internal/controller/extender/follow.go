@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
-	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
 // podSummary is what is kept of a pod: a cluster has thousands of them.
@@ -26,8 +26,9 @@ type podSummary struct {
 
 // podUse is what a pod requests of its node.
 type podUse struct {
-	node string // "": it has none
-	cpu  int64  // thousandths of a core
+	node   string // "": it has none
+	cpu    int64  // thousandths of a core
+	memory int64  // bytes
 	// scored says that a scheduler has asked this replica for the pod.
 	scored bool
 }
@@ -40,8 +41,10 @@ type nodeSummary struct {
 
 // nodeUse is what pods can request of a node.
 type nodeUse struct {
-	cpu    int64 // thousandths of a core
-	others int   // GPUs that a device plugin offers
+	cpu      int64 // thousandths of a core
+	memory   int64 // bytes
+	others   int   // GPUs that a device plugin offers
+	cordoned bool
 }
 
 // maxOthers is as many GPUs as a large node has. A plugin that shares GPUs counts each share.
@@ -70,7 +73,9 @@ func summaryMeta(o metav1.Object) metav1.ObjectMeta {
 func summarize(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName, cpu: placement.PodCPU(o)}}
+		requests := podRequests(o)
+		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName,
+			cpu: requests.Cpu().MilliValue(), memory: requests.Memory().Value()}}
 		s.Annotations = policyAnnotations(o)
 		if status := o.Status.ExtendedResourceClaimStatus; status != nil {
 			s.extended = status.ResourceClaimName
@@ -78,9 +83,14 @@ func summarize(obj any) (any, error) {
 		return s, nil
 	case *corev1.Node:
 		return &nodeSummary{summaryMeta(o), nodeUse{o.Status.Allocatable.Cpu().MilliValue(),
-			pluginGPUs(o.Status.Allocatable)}}, nil
+			o.Status.Allocatable.Memory().Value(), pluginGPUs(o.Status.Allocatable), o.Spec.Unschedulable}}, nil
 	}
 	return obj, nil
+}
+
+// podRequests returns what the pod requests of its node.
+func podRequests(p *corev1.Pod) corev1.ResourceList {
+	return resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
 }
 
 // follow keeps the usage up to date until ctx ends. It returns a function that reports whether it is complete.

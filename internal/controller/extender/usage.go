@@ -38,7 +38,8 @@ type usage struct {
 
 	mu        sync.Mutex
 	nodes     map[string]nodeUse   // allocatable
-	used      map[string]int64     // requested by pods, by node
+	used      map[string]int64     // CPU requested by pods, by node
+	memory    map[string]int64     // the same of memory
 	pods      map[types.UID]podUse // also those without a node
 	demand    *demand
 	shapes    placement.Shapes // of the pods that nodes were scored for
@@ -48,7 +49,7 @@ type usage struct {
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
 	return &usage{view: v, now: now, count: count, nodes: map[string]nodeUse{}, used: map[string]int64{},
-		pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
+		memory: map[string]int64{}, pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
 		proposals: map[types.UID]*proposal{}, placed: make(chan placed, maxPlaced)}
 }
 
@@ -75,6 +76,7 @@ func (s *usage) setPod(p *podSummary) {
 	use.scored = was.scored
 	s.pods[p.UID] = use
 	s.used[p.node] += p.cpu
+	s.memory[p.node] += p.memory
 	if proposed := s.proposals[p.UID]; proposed != nil {
 		s.learn(p.UID, proposed)
 	}
@@ -105,7 +107,31 @@ func (s *usage) forget(uid types.UID) {
 	if s.used[was.node] -= was.cpu; s.used[was.node] == 0 {
 		delete(s.used, was.node)
 	}
+	if s.memory[was.node] -= was.memory; s.memory[was.node] == 0 {
+		delete(s.memory, was.node)
+	}
 	delete(s.pods, uid)
+}
+
+// A pod with a GPU that asks for less than this is rare: on a node that has less, nobody gets its free GPUs.
+const leastCPU, leastMemory = 1000, 1 << 30
+
+// short returns what the node lacks for pods with GPUs; empty: nothing, or it is not known.
+func (s *usage) short(node string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	has, known := s.nodes[node]
+	switch {
+	case !known:
+		return ""
+	case has.cordoned:
+		return "cordoned"
+	case has.cpu-s.used[node] < leastCPU:
+		return "cpu"
+	case has.memory-s.memory[node] < leastMemory:
+		return "memory"
+	}
+	return ""
 }
 
 // learn counts what a pod asks for, and notes that it was scored, if it exists: anybody can ask for the scores of pods

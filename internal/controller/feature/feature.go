@@ -47,6 +47,8 @@ type Controller struct {
 	// Known returns an error until the view is complete.
 	Known func() error
 	Guard Guard
+	// Short returns what a node lacks for pods with GPUs; empty: nothing, or it is not known. nil: it never is.
+	Short func(node string) string
 	// Serve serves a webhook. The path is the first part of its name in the configuration, which the controller changes
 	// so that only API servers know it. ServeAlone has a limit of its own.
 	Serve, ServeAlone func(path string, handler webhook.Handler)

@@ -284,6 +284,11 @@ once yet: the first that does is the end of this range. */}}
 {{- printf "%s-partition-requests" (include "gpu-dra-driver.fullname" .) }}
 {{- end }}
 
+{{/* Whether the controller counts GPU seconds. Values of older charts do not say. */}}
+{{- define "gpu-dra-driver.bills" -}}
+{{- if and .Values.controller.enabled (dig "bill" "enabled" true .Values.controller) .Values.rbac.create }}true{{ end }}
+{{- end }}
+
 {{/* Whether devices are kept for a pod that preempts others: before Kubernetes 1.37, DeviceTaintRules are not in v1. */}}
 {{- define "gpu-dra-driver.keepsDevices" -}}
 {{- if and .Values.controller.preemption.enabled (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
