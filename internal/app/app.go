@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app is the program of a node: its command line and the wiring of its packages. The driver and the simulation
-// are this program with different platforms.
 package app
 
 import (

@@ -154,6 +154,8 @@ func TestWrongFlags(t *testing.T) {
 		{"--idle-after=30m --metrics-container-usage", ""},
 		{"--idle-after=1s --metrics-container-usage", "--idle-after 1s: must be 0 or at least 5s, such as 30m"},
 		{"--idle-after=30m", "--idle-after 30m0s: needs --metrics-container-usage"},
+		{"--local-ipc-size=0", ""},
+		{"--local-ipc-size=64", "--local-ipc-size 64: must be 0 or at least 1Mi, such as 64Mi"},
 		{"--idle-below=0", "--idle-below 0: must be from 1 to 100"},
 		{"--partition-requests=ns/name", ""},
 		{"--partition-requests=name", "--partition-requests name: must be the namespace and the name of a ConfigMap, " +

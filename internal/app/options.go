@@ -33,6 +33,7 @@ type options struct {
 	sweepPeriod  time.Duration
 	gpuTimeout   time.Duration
 	daemonMemory resource.QuantityValue
+	localIPC     resource.QuantityValue
 	nodeConfigs  string
 
 	partitionRequests string // namespace/name
@@ -46,8 +47,8 @@ type options struct {
 	idleBelow int // percent
 }
 
-// minDaemonMemory is the smallest /dev/shm of an MPS daemon, in bytes.
-const minDaemonMemory = 1 << 20
+// minMemory is the smallest /dev/shm of an MPS daemon, and the smallest directory for local IPC, in bytes.
+const minMemory = 1 << 20
 
 // minIdle is the shortest time after which a claim is marked as idle.
 const minIdle = 5 * time.Second
@@ -86,6 +87,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	o.daemonMemory.Quantity = resource.MustParse("1Gi")
 	f.Var(&o.daemonMemory, "mps-shared-memory", "size of /dev/shm of an MPS daemon and its clients; 0: all daemons "+
 		"of the node have one")
+	f.Var(&o.localIPC, "local-ipc-size", "size of the directory for local IPC of a claim with a LocalIPCConfig, below "+
+		"--plugin-dir, which must be mounted with the propagation Bidirectional; 0: such claims are refused")
 	f.StringVar(&o.nodeConfigs, "node-config-dir", "", "directory of node configurations, which say how GPUs may be "+
 		"shared: one file for each, of which a label of the node names one; empty: none")
 	f.StringVar(&o.partitionRequests, "partition-requests", "", "ConfigMap, as namespace/name, in which the "+
@@ -130,8 +133,11 @@ func (o *options) complete() error {
 	if o.gpuTimeout <= 0 || o.gpuTimeout > 30*time.Second {
 		return fmt.Errorf("--gpu-timeout %s: must be longer than 0 and at most 30s, such as 10s", o.gpuTimeout)
 	}
-	if size := o.daemonMemory.Value(); size != 0 && size < minDaemonMemory {
+	if size := o.daemonMemory.Value(); size != 0 && size < minMemory {
 		return fmt.Errorf("--mps-shared-memory %s: must be 0 or at least 1Mi, such as 1Gi", &o.daemonMemory)
+	}
+	if size := o.localIPC.Value(); size != 0 && size < minMemory {
+		return fmt.Errorf("--local-ipc-size %s: must be 0 or at least 1Mi, such as 64Mi", &o.localIPC)
 	}
 	if o.idleAfter != 0 && o.idleAfter < minIdle {
 		return fmt.Errorf("--idle-after %s: must be 0 or at least %s, such as 30m", o.idleAfter, minIdle)

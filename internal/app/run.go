@@ -24,6 +24,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/tmpfs"
 )
 
 // preloadDir has files that make containers load a hook library, below the plugin's directory.
@@ -101,7 +102,9 @@ func run(ctx context.Context, o options, p Platform) error {
 			Records:      records,
 			Daemons:      mps.Below(o.pluginDir),
 			DaemonMemory: uint64(o.daemonMemory.Value()),
-			PreloadDir:   filepath.Join(o.pluginDir, preloadDir),
+			LocalIPC: claims.LocalIPC{Dir: filepath.Join(o.pluginDir, plugin.LocalIPCDir),
+				Size: uint64(o.localIPC.Value()), Mount: tmpfs.Mount, Unmount: tmpfs.Unmount},
+			PreloadDir: filepath.Join(o.pluginDir, preloadDir),
 		},
 		Observers: machine.Observers,
 

@@ -26,6 +26,9 @@ const instancesLock = "instances.lock"
 // metadataDir is where kubeletplugin keeps the metadata of claims, below the plugin's directory.
 const metadataDir = "dra-device-metadata"
 
+// LocalIPCDir has the directories of claims for local IPC, below the plugin's directory.
+const LocalIPCDir = "local-ipc"
+
 // Instance is a running plugin. During an update, two run on a node.
 type Instance struct {
 	dir  string
@@ -78,7 +81,7 @@ func (i *Instance) Leave(ctx context.Context, records *checkpoint.Records, clean
 // clear removes the plugin's files from its directory, and the directory unless it is a mount point.
 func (i *Instance) clear() error {
 	var errs []error
-	for _, name := range append(node.Files(), idle.File, publish.LockFile, instancesLock) {
+	for _, name := range append(node.Files(), idle.File, publish.LockFile, LocalIPCDir, instancesLock) {
 		if err := os.Remove(filepath.Join(i.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

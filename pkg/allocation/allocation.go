@@ -32,6 +32,8 @@ type Result struct {
 	Consumed Consumed
 	// Config shares its pointers with the other results that the same configuration rules.
 	Config api.DeviceConfig
+	// LocalIPC means that the claim asks for a directory for local IPC: see api.DeviceConfig.
+	LocalIPC bool
 	// AdminAccess means that the request may use the device beside its holders. Kubernetes allows that only in
 	// namespaces with the label resource.kubernetes.io/admin-access=true.
 	AdminAccess bool
@@ -78,13 +80,13 @@ func ResultsAt(claim *resourceapi.ResourceClaim, driver string, pathOf func(conf
 		if r.Driver != driver {
 			continue
 		}
-		config, err := configs.effective(r)
+		config, localIPC, err := configs.effective(r)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config,
-			AdminAccess: ptr.Deref(r.AdminAccess, false)}
+			LocalIPC: localIPC, AdminAccess: ptr.Deref(r.AdminAccess, false)}
 		if r.ShareID != nil {
 			result.ShareID = *r.ShareID
 		}
@@ -126,11 +128,11 @@ func (c configs) parameters(config int) *field.Path {
 	return c.pathOf(config).Child("opaque", "parameters")
 }
 
-// effective returns the last configuration of this driver that applies to the result. Those of the class come before
-// those of the claim. An invalid one is an error even if a later one overrides it. One of a kind for other devices is
-// ignored, unless the claim names exactly this request or alternative.
-func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (api.DeviceConfig, error) {
-	var ruling api.DeviceConfig
+// effective returns the last configuration of this driver that applies to the result, and what the last LocalIPCConfig
+// says. Those of the class come before those of the claim. An invalid one is an error even if a later one overrides it.
+// One of a kind for other devices is ignored, unless the claim names exactly this request or alternative.
+func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (ruling api.DeviceConfig, localIPC bool,
+	err error) {
 	var errs []error
 	for i, one := range c.of {
 		applies := len(resourceclaim.ConfigForResult(c.of[i:i+1], result)) > 0
@@ -138,6 +140,13 @@ func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (ap
 			continue
 		}
 		config, err := c.decode[i]()
+		if err == nil && one.Source == resourceapi.AllocationConfigSourceClaim {
+			err = config.CheckRequests(one.Requests, c.pathOf(i).Child("requests"))
+		}
+		if err == nil && config.Kind == api.KindLocalIPCConfig {
+			localIPC = config.LocalIPC
+			continue
+		}
 		if err == nil && config.Kind != kindFor(result.Device) {
 			if !names(one, result.Request) {
 				continue
@@ -150,7 +159,7 @@ func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (ap
 		}
 		ruling = config
 	}
-	return ruling, errors.Join(errs...)
+	return ruling, localIPC, errors.Join(errs...)
 }
 
 // names reports whether the claim has the configuration for exactly this request or alternative. Configurations of

@@ -48,6 +48,9 @@ func TestResults(t *testing.T) {
 	admin := gpu("r", "d")
 	admin.AdminAccess = ptr.To(true)
 	partitions := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","environment":{"A":"2"}}`
+	ipc := func(enabled string) string {
+		return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"LocalIPCConfig","enabled":` + enabled + `}`
+	}
 	bad := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","enviroment":{}}`
 
 	for _, row := range []struct {
@@ -113,6 +116,20 @@ func TestResults(t *testing.T) {
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "gpu-3b-00-0-mig-1g10gb-4")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions),
 				config(claim, driver, setA("1"))}, "r n/gpu-3b-00-0-mig-1g10gb-4 A=2"},
+		{"local IPC is for the claim, beside the configuration of its devices",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d"), gpu("q", "gpu-3b-00-0-mig-1g10gb-4")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r"),
+				config(claim, driver, ipc("true"))}, "r n/d ipc A=1\nq n/gpu-3b-00-0-mig-1g10gb-4 ipc A="},
+		{"a claim can do without what its class asks for",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, ipc("true"), "r"),
+				config(claim, driver, ipc("false"))}, "r n/d A="},
+		{"a class may ask for local IPC", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, ipc("true"), "r")}, "r n/d ipc A="},
+		{"local IPC for one request is refused", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, ipc("true"), "r")},
+			`error: request r: config from the claim: status.allocation.devices.config[0].requests: Invalid value: ` +
+				`["r"]: a LocalIPCConfig is for the whole claim: leave this out`},
 		{"what was consumed is kept", []resourceapi.DeviceRequestAllocationResult{fraction}, nil,
 			"r n/d share=s1 memory=5368709120 cores=30 A="},
 		{"replicas too", []resourceapi.DeviceRequestAllocationResult{replica}, nil, "r n/d share=s1 replicas=1 A="},
@@ -179,6 +196,9 @@ func text(results []Result, err error) string {
 		}
 		if r.AdminAccess {
 			line += " admin"
+		}
+		if r.LocalIPC {
+			line += " ipc"
 		}
 		lines = append(lines, line+" A="+r.Config.Environment["A"])
 	}

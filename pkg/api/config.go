@@ -29,6 +29,7 @@ const (
 	KindGpuConfig        = "GpuConfig"        // for whole GPUs and shares of them
 	KindMigDeviceConfig  = "MigDeviceConfig"  // for MIG partitions
 	KindVfioDeviceConfig = "VfioDeviceConfig" // for GPUs of virtual machines
+	KindLocalIPCConfig   = "LocalIPCConfig"   // for whole claims, beside the kinds for devices
 )
 
 // DeviceConfig is a claim's configuration of its devices. The zero value changes nothing.
@@ -38,13 +39,30 @@ type DeviceConfig struct {
 	Environment map[string]string
 	Sharing     Sharing
 	IOMMU       IOMMU
+	// LocalIPC asks for a directory in memory that only the containers of the claim have, at LocalIPCDir.
+	LocalIPC bool
 }
+
+// CheckRequests checks the requests that a claim names for the configuration. A LocalIPCConfig is for the whole claim,
+// because any of its requests may be that of a container.
+func (c DeviceConfig) CheckRequests(requests []string, path *field.Path) error {
+	if c.Kind != KindLocalIPCConfig || len(requests) == 0 {
+		return nil
+	}
+	return field.Invalid(path, requests, "a LocalIPCConfig is for the whole claim: leave this out")
+}
+
+// What containers find the directory for local IPC by.
+const (
+	LocalIPCDir      = "/run/nvidia-dra/local-ipc"
+	LocalIPCVariable = "NVIDIA_DRA_LOCAL_IPC_DIR"
+)
 
 // driverEnv are variables that the driver sets itself. A user who overrides them could lift limits or change which GPUs
 // a container sees.
 var driverEnv = []string{
 	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR", "CUDA_OVERSUBSCRIBE", "CUDA_REDIRECT",
-	"GPU_CORE_UTILIZATION_POLICY",
+	"GPU_CORE_UTILIZATION_POLICY", LocalIPCVariable,
 }
 
 // driverEnvPrefixes are the prefixes of variables that limit a share of a GPU.
@@ -52,7 +70,7 @@ var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVIC
 
 // Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference/configuration.md.
 var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{},
-	KindVfioDeviceConfig: vfioJSON{}}
+	KindVfioDeviceConfig: vfioJSON{}, KindLocalIPCConfig: localIPCJSON{}}
 
 // configJSON is the JSON form of DeviceConfig.
 type configJSON struct {
@@ -60,6 +78,13 @@ type configJSON struct {
 	Kind        string            `json:"kind" doc:"the name of the kind"`
 	Environment map[string]string `json:"environment,omitempty" doc:"variables for every container that uses the claim; those that the driver sets itself are refused"`
 	Sharing     sharingJSON       `json:"sharing" doc:"how the containers and pods that have the claim share its devices; none: the driver does nothing about it"`
+}
+
+// localIPCJSON is the JSON form of a DeviceConfig that asks for local IPC.
+type localIPCJSON struct {
+	APIVersion string `json:"apiVersion" doc:"always resource.nvidia.com/v1beta1"`
+	Kind       string `json:"kind" doc:"the name of the kind"`
+	Enabled    bool   `json:"enabled" doc:"true: every container that uses the claim has a directory in memory at /run/nvidia-dra/local-ipc, which NVIDIA_DRA_LOCAL_IPC_DIR names, and no other container has it; default: false. A claim has this configuration without requests"`
 }
 
 // maxProblems is how many problems of one configuration are told. The user decides how many there are.
@@ -88,8 +113,14 @@ func Decode(raw []byte, root *field.Path) (DeviceConfig, error) {
 
 // decode decodes a configuration of a known kind. The error is about a field of the wrong type.
 func decode(kind string, raw []byte, root *field.Path) (DeviceConfig, field.ErrorList, error) {
-	if kind == KindVfioDeviceConfig {
+	switch kind {
+	case KindVfioDeviceConfig:
 		return decodeVFIO(raw, root)
+	case KindLocalIPCConfig:
+		var in localIPCJSON
+		strict, err := kjson.UnmarshalStrict(raw, &in)
+		return DeviceConfig{Kind: kind, LocalIPC: in.Enabled},
+			unknownFields(strict, root, reflect.TypeFor[localIPCJSON]()), err
 	}
 	var in configJSON
 	strict, err := kjson.UnmarshalStrict(raw, &in)

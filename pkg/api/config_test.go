@@ -14,6 +14,8 @@ const head = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"`
 
 const migHead = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"`
 
+const ipcHead = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"LocalIPCConfig"`
+
 func timeSlicing(interval string) DeviceConfig {
 	return DeviceConfig{Kind: KindGpuConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: interval}}}
 }
@@ -46,6 +48,8 @@ func TestDecode(t *testing.T) {
 			Sharing: Sharing{MPS: &MPS{}}}},
 		{"a MIG partition with time slices", `{` + migHead + `,"sharing":{"strategy":"TimeSlicing"}}`,
 			DeviceConfig{Kind: KindMigDeviceConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: "Default"}}}},
+		{"local IPC", `{` + ipcHead + `,"enabled":true}`, DeviceConfig{Kind: KindLocalIPCConfig, LocalIPC: true}},
+		{"local IPC that is off, for a class that has it on", `{` + ipcHead + `}`, DeviceConfig{Kind: KindLocalIPCConfig}},
 		{"environment is kept", `{` + head + `,"environment":{"A":"1","B_2":""}}`,
 			DeviceConfig{Kind: KindGpuConfig, Environment: map[string]string{"A": "1", "B_2": ""}}},
 	} {
@@ -99,7 +103,13 @@ func TestDecodeRefuses(t *testing.T) {
 		{"a kind that is a number", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":1}`,
 			[]string{"p.kind: Invalid value: want a text, not number"}},
 		{"a kind that is not served", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VgpuConfig"}`,
-			[]string{`p.kind: Unsupported value: "VgpuConfig": supported values: "GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"`}},
+			[]string{`p.kind: Unsupported value: "VgpuConfig": supported values: "GpuConfig", "LocalIPCConfig", "MigDeviceConfig", "VfioDeviceConfig"`}},
+		{"a size of a directory for local IPC", `{` + ipcHead + `,"enabled":true,"size":"1Gi"}`, []string{
+			`p.size: Forbidden: unknown field; the known fields here are apiVersion, kind, enabled`}},
+		{"a text for the switch of local IPC", `{` + ipcHead + `,"enabled":"yes"}`, []string{
+			`p.enabled: Invalid value: want true or false, not string`}},
+		{"the variable of local IPC", `{` + head + `,"environment":{"NVIDIA_DRA_LOCAL_IPC_DIR":"/"}}`, []string{
+			`p.environment[NVIDIA_DRA_LOCAL_IPC_DIR]: Forbidden: the driver sets this variable itself`}},
 		{"an unknown backend", vfio(`"iommu":{"backendPolicy":"Legacy"}`), []string{
 			`p.iommu.backendPolicy: Unsupported value: "Legacy": supported values: "LegacyOnly", "PreferIommuFD"`}},
 		{"a misspelt field of a backend", vfio(`"iommu":{"enableApiDevice":true}`), []string{

@@ -66,7 +66,7 @@ func FuzzClaimSpec(f *testing.F) {
 			t.Fatal(err)
 		}
 		uid := types.UID(claim)
-		err = specs.WriteClaim(uid, []Device{{Name: device, Access: gpu.Access{Env: env,
+		err = specs.WriteClaim(uid, gpu.Access{}, []Device{{Name: device, Access: gpu.Access{Env: env,
 			Mounts: []gpu.Mount{{HostPath: "/a", ContainerPath: "/a", Options: gpu.ReadOnly}}}}})
 		files, _ := os.ReadDir(dir)
 		if above, err := os.ReadDir(top); err != nil || len(above) > 1 {

@@ -60,9 +60,10 @@ func (s *Specs) WriteDriver(common gpu.Access) (string, error) {
 	return name, s.write(spec, s.driverFile())
 }
 
-// WriteClaim writes the spec of a claim. An unchanged spec is not written again.
-func (s *Specs) WriteClaim(claim types.UID, devices []Device) error {
-	spec, err := render(s.kind(claimClass), gpu.Access{}, devices)
+// WriteClaim writes the spec of a claim. Containers with any of the devices also get common. An unchanged spec is not
+// written again.
+func (s *Specs) WriteClaim(claim types.UID, common gpu.Access, devices []Device) error {
+	spec, err := render(s.kind(claimClass), common, devices)
 	if err != nil {
 		return err
 	}

@@ -56,18 +56,20 @@ func write(t *testing.T, s *Specs) (driver string, devices []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.WriteClaim("u1", []Device{first, second}); err != nil {
+	ofClaim := gpu.Access{Env: []string{"CLAIM=1"}, Mounts: []gpu.Mount{{HostPath: "/h/u1", ContainerPath: "/run/ipc"}}}
+	if err := s.WriteClaim("u1", ofClaim, []Device{first, second}); err != nil {
 		t.Fatal(err)
 	}
 	return driver, []string{s.ClaimDevice(first.Name), s.ClaimDevice(second.Name)}
 }
 
-// What a runtime makes of the specs: every container gets the driver's part once, and its own devices only.
+// What a runtime makes of the specs: every container gets the driver's part and that of each of its claims once, and
+// its own devices only.
 func TestInjection(t *testing.T) {
 	s, dir := newSpecs(t)
 	driver, devices := write(t, s)
 	other := Device{Name: "u2-gpu-02-00-0", Access: second.Access}
-	if err := s.WriteClaim("u2", []Device{other}); err != nil {
+	if err := s.WriteClaim("u2", gpu.Access{}, []Device{other}); err != nil {
 		t.Fatal(err)
 	}
 	runtime, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir))
@@ -79,14 +81,14 @@ func TestInjection(t *testing.T) {
 		ids  []string
 		want string
 	}{
-		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl " +
-			"/dev/nvidia0\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void CLAIM=1 B=2\nnodes " +
+			"/dev/nvidiactl /dev/nvidia0\nmounts /run/ipc /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 		{"two devices, each with the driver's", []string{driver, devices[0], driver, devices[1]},
-			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
-				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+			"env NVIDIA_VISIBLE_DEVICES=void CLAIM=1 B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
+				"/run/ipc /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 		{"devices of two claims", []string{driver, devices[0], driver, s.ClaimDevice(other.Name)},
-			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
-				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+			"env NVIDIA_VISIBLE_DEVICES=void CLAIM=1 B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
+				"/run/ipc /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			spec := &oci.Spec{Process: &oci.Process{}, Linux: &oci.Linux{}}
@@ -174,7 +176,17 @@ func TestClaimSpecFile(t *testing.T) {
    }
   }
  ],
- "containerEdits": {}
+ "containerEdits": {
+  "env": [
+   "CLAIM=1"
+  ],
+  "mounts": [
+   {
+    "hostPath": "/h/u1",
+    "containerPath": "/run/ipc"
+   }
+  ]
+ }
 }`
 	if diff := cmp.Diff(string(got), want); diff != "" {
 		t.Errorf("got - want +\n%s", diff)
@@ -194,7 +206,7 @@ func TestRuntimesNotice(t *testing.T) {
 	if err := watcher.Add(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.WriteClaim("u2", []Device{first}); err != nil {
+	if err := s.WriteClaim("u2", gpu.Access{}, []Device{first}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "end"), 0o755); err != nil {
@@ -226,7 +238,7 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, dir := newSpecs(t)
-			if err := s.WriteClaim("u1", []Device{d}); err == nil {
+			if err := s.WriteClaim("u1", gpu.Access{}, []Device{d}); err == nil {
 				t.Error("got no error")
 			}
 			if _, err := os.Stat(dir); err == nil {

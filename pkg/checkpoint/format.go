@@ -14,8 +14,9 @@ import (
 
 // newestFormat is the newest format that this driver can read. It writes the oldest format that can hold the record, so
 // that an older driver can undo it after a downgrade. Format 1 has whole GPUs, format 2 adds shares, settings and
-// limits, format 3 adds partitions, format 4 adds GPUs for virtual machines, and format 5 adds vGPUs.
-const newestFormat = 5
+// limits, format 3 adds partitions, format 4 adds GPUs for virtual machines, format 5 adds vGPUs, and format 6 adds
+// directories for local IPC.
+const newestFormat = 6
 
 // document is a record on disk, in any format.
 type document struct {
@@ -38,6 +39,9 @@ type grant struct {
 
 // oldestFormat returns the oldest format that can hold the record.
 func (r PreparedClaim) oldestFormat() int {
+	if r.Plan.LocalIPC != 0 {
+		return 6
+	}
 	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool {
 		return a.VFIO != nil && a.VFIO.VGPU != nil
 	}) {

@@ -278,6 +278,15 @@ func TestGoldenRecordOfVGPUs(t *testing.T) {
 			UUID: existing}}))
 }
 
+// So must records of format 6: a claim with a directory for local IPC.
+func TestGoldenRecordOfLocalIPC(t *testing.T) {
+	const uid = "66666666-2222-3333-4444-666666666666"
+	golden(t, "testdata/v6/"+uid+".json", PreparedClaim{Phase: Prepared, BootID: "boot",
+		Claim: sharing.Claim{Namespace: "ml", Name: "cache", UID: uid},
+		Plan: sharing.Plan{LocalIPC: 64 << 20, Assignments: []sharing.Assignment{{Request: "r1", Pool: "node-1",
+			Device: "gpu-01-00-0", GPU: "GPU-1", CDI: []string{"k8s.gpu.nvidia.com/claim=gpu-01-00-0"}}}}})
+}
+
 // virtual returns an assignment to a virtual machine. The bus of the GPU is the first number in the device's name.
 func virtual(device string, vfio sharing.AssignedVFIO) sharing.Assignment {
 	bus := device[len("gpu-0")] - '0'
@@ -306,6 +315,7 @@ func TestFormatOfARecord(t *testing.T) {
 		"one that is shared":    {one(sharing.Assignment{Share: &sharing.Share{}}), 2},
 		"one with a time slice": {one(sharing.Assignment{Settings: gpu.Settings{Interval: gpu.IntervalLong}}), 2},
 		"one being prepared":    {PreparedClaim{Phase: Preparing}, 2},
+		"local IPC":             {PreparedClaim{Phase: Prepared, Plan: sharing.Plan{LocalIPC: 64 << 20}}, 6},
 	} {
 		if got := row.rec.oldestFormat(); got != row.want {
 			t.Errorf("%s: got format %d, want %d", name, got, row.want)
@@ -398,8 +408,8 @@ func TestUnreadableRecords(t *testing.T) {
 		{"truncated", `{"version":1,"claim":{"uid":"u1"`, "unexpected end of JSON input"},
 		{"of another claim", `{"version":1,"claim":{"uid":"u2"},"phase":"Prepared"}`, "is about claim u2"},
 		{"without a phase", `{"version":1,"claim":{"uid":"u1"}}`, `version 1, phase ""`},
-		{"from a newer driver", `{"version":6,"claim":{"uid":"u1"},"phase":"Sleeping"}`,
-			"format 6 is from a newer driver, this one reads up to 5; run that driver again"},
+		{"from a newer driver", `{"version":7,"claim":{"uid":"u1"},"phase":"Sleeping"}`,
+			"format 7 is from a newer driver, this one reads up to 6; run that driver again"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -1,15 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claims prepares GPUs for claims and releases them. Only this package knows the order of the steps:
-//
-//	Prepare:   decide → write the record (Preparing) → change the hardware → wait for daemons →
-//	           write the record (Prepared) → write the CDI spec → answer
-//	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
-//
-// The two recipes are tx.prepare and tx.release. If nothing changes with the claim, because another claim on the GPU
-// needs the same, and no daemon has to be waited for, the record is written once. The release then begins without one,
-// and removes the CDI spec last: see sharing.Alters. Every step may be repeated, so a second call of Prepare or
-// Unprepare completes an interrupted one. Each step runs through steps.Do, so that observers can follow it.
 package claims
 
 import (
@@ -63,6 +53,8 @@ type Preparer struct {
 	SharedMemory string
 	// DaemonMemory is the size of the /dev/shm of an MPS daemon and its clients, in bytes; 0: they use SharedMemory.
 	DaemonMemory uint64
+	// LocalIPC makes directories for claims that ask for one; its zero value refuses those claims.
+	LocalIPC LocalIPC
 	// PreloadDir is the directory of the files that make the dynamic loader load a hook library.
 	PreloadDir string
 	// Timeout limits how long a call without a deadline waits: see begin.

@@ -25,6 +25,11 @@ const (
 	aHas1  = "a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common
 )
 
+// State of a claim a with gpu-1 and local IPC.
+const aHasIPC = "ipc a 64Mi\na Prepared boot-0 gpu-1\n" +
+	"common <dir>/ipc/a /run/nvidia-dra/local-ipc NVIDIA_DRA_LOCAL_IPC_DIR=/run/nvidia-dra/local-ipc\n" +
+	"cdi a-gpu-1 /dev/nvidia0" + common
+
 // State of a claim a with 5 GiB and 30 % of gpu-1.
 const (
 	exclusive1 = "GPU-1: time slice Default, compute mode EXCLUSIVE_PROCESS"
@@ -67,6 +72,27 @@ func TestScripts(t *testing.T) {
 		want   string // state of the node at the end
 	}{
 		{"a claim gets its GPU", "prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"a claim with local IPC has a directory that its containers share", "prepare a gpu-1 ipc", "r0=node/gpu-1",
+			aHasIPC},
+		{"that is gone with the claim", "prepare a gpu-1 ipc; unprepare a", "ok", common[1:]},
+		{"and stays over a restart, as it was", "prepare a gpu-1 ipc; ipc off; restart; prepare a gpu-1 ipc",
+			"r0=node/gpu-1", aHasIPC},
+		{"it is made again after a reboot", "prepare a gpu-1 ipc; reboot; restart", "ok",
+			strings.Replace(aHasIPC, "boot-0", "boot-1", 1)},
+		{"and when somebody has unmounted it", "prepare a gpu-1 ipc; unmount a; prepare a gpu-1 ipc", "r0=node/gpu-1",
+			aHasIPC},
+		{"it stays while a container runs", "prepare a gpu-1 ipc; run a; unprepare a",
+			"error: container main of pod 1 (process 7) still runs: the claim is released when it has ended", aHasIPC},
+		{"a claim with local IPC is refused on a node without it", "ipc off; prepare a gpu-1 ipc",
+			"error: the claim has a LocalIPCConfig, and the driver is installed with localIPC.size: 0", ""},
+		{"a claim beside it has no directory", "prepare a gpu-1 ipc; prepare b gpu-2; unprepare a", "ok",
+			"b Prepared boot-0 gpu-2\ncdi b-gpu-2 /dev/nvidia1" + common},
+		{"the directory of a record that was removed by hand goes with the claim",
+			"prepare a gpu-1 ipc; discard a; unprepare a", "ok", common[1:]},
+		{"a GPU that is stuck keeps its record, and not the directory",
+			"prepare a gpu-1-vfio ipc; stuck yes; unprepare a",
+			"error: the settings of its GPUs are not restored: GPU GPU-1: reset: input/output error",
+			"0000:01:00.0: vfio-pci\n0000:01:00.1: vfio-pci\na Releasing boot-0 gpu-1-vfio"},
 		{"two requests, two GPUs", "prepare a gpu-2,gpu-1", "r0=node/gpu-2 r1=node/gpu-1",
 			"a Prepared boot-0 gpu-1,gpu-2\ncdi a-gpu-2 /dev/nvidia1\ncdi a-gpu-1 /dev/nvidia0" + common},
 		{"the environment of the claim reaches the container", "prepare a gpu-1 A=1", "r0=node/gpu-1",
@@ -481,6 +507,18 @@ func TestCrashes(t *testing.T) {
 			[]string{"prepare a gpu-1-vfio", "unprepare a"}},
 		{"a partition instead of a virtual machine", "prepare a gpu-1-vfio", "prepare a gpu-1-mig-1g10gb-0",
 			[]string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"prepare with local IPC", "", "prepare a gpu-1,gpu-2 ipc",
+			[]string{"prepare a gpu-1,gpu-2 ipc", "unprepare a"}},
+		{"unprepare with local IPC", "prepare b gpu-2 ipc; prepare a gpu-1 ipc", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1 ipc", "restart; unprepare a"}},
+		{"prepare with local IPC after a reboot", "prepare a gpu-1 ipc; reboot", "prepare a gpu-1 ipc",
+			[]string{"prepare a gpu-1 ipc", "unprepare a", "restart"}},
+		{"prepare of a partition with local IPC", "", "prepare a gpu-1-mig-1g10gb-0 ipc",
+			[]string{"prepare a gpu-1-mig-1g10gb-0 ipc", "unprepare a"}},
+		{"unprepare of a partition with local IPC", "prepare a gpu-1-mig-1g10gb-0 ipc", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0 ipc"}},
+		{"local IPC for what a claim gets anew", "prepare a gpu-1", "prepare a gpu-2 ipc",
+			[]string{"prepare a gpu-2 ipc", "unprepare a"}},
 		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1",
 			"unprepare a"}},
 	} {
@@ -535,6 +573,7 @@ func TestRecordsOfAClaim(t *testing.T) {
 		want               int
 	}{
 		{"a GPU", "", "prepare a gpu-1", false, 1},
+		{"a GPU with local IPC", "", "prepare a gpu-1 ipc", false, 1},
 		{"the first share", "", "prepare a gpu-1#s:5Gi/30", false, 2},
 		{"the second share", "prepare b gpu-1#t:5Gi/30", "prepare a gpu-1#s:5Gi/30", false, 1},
 		{"a smaller second share", "prepare b gpu-1#t:6Gi/40", "prepare a gpu-1#s:5Gi/30", false, 1},

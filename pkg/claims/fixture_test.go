@@ -63,7 +63,27 @@ type fixture struct {
 	offered    inventory.Inventory        // instead of the three GPUs
 	mu         sync.Mutex
 
+	ipcSize uint64            // of the directories for local IPC
+	mounts  map[string]uint64 // directories in memory, with their sizes
+
 	superviseOnce sync.Once
+}
+
+// mount mounts a file system in memory, or keeps the one that is there.
+func (w *fixture) mount(_, dir string, size uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mounts[dir] == 0 {
+		w.mounts[dir] = size
+	}
+	return os.MkdirAll(dir, 0o755)
+}
+
+func (w *fixture) unmount(dir string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.mounts, dir)
+	return nil
 }
 
 // supervise holds the lock of a running supervisor of MPS daemons.
@@ -81,7 +101,8 @@ func (w *fixture) supervise(dir string) {
 func newFixture(t *testing.T) *fixture {
 	w := &fixture{t: t, dir: tmpfs.Dir(t), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
 		bound: map[gpu.PCIAddress]bool{}, vgpus: map[string]string{}, persistent: map[gpu.UUID]bool{},
-		running: map[string]bool{}, mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
+		ipcSize: 64 << 20, mounts: map[string]uint64{}, running: map[string]bool{}, mig: map[gpu.UUID]bool{},
+		partitions: map[gpu.Placement]gpu.UUID{}}
 	for n := range 3 {
 		w.plug(n + 1)
 	}
@@ -153,6 +174,8 @@ func (w *fixture) preparer() *claims.Preparer {
 		Records:     records,
 		Daemons:     w.daemons(),
 		PreloadDir:  filepath.Join(w.dir, "hook"),
+		LocalIPC: claims.LocalIPC{Dir: filepath.Join(w.dir, "ipc"), Size: w.ipcSize, Mount: w.mount,
+			Unmount: w.unmount},
 		Running: func(c sharing.Claim) ([]string, error) {
 			if w.running[c.Name] {
 				return []string{"container main of pod 1 (process 7)"}, nil
@@ -180,8 +203,8 @@ func (w *fixture) context() context.Context {
 }
 
 // claim returns a claim with the allocated devices "gpu-1,gpu-2", one request each. After a space, "A=1" sets a
-// variable, and "Long", "MPS" or "MPS:5Gi" configures sharing. After a device, "#s" is the share ID, ":5Gi/30" the
-// consumed capacity, and "!" means admin access.
+// variable, "Long", "MPS" or "MPS:5Gi" configures sharing, and "ipc" asks for local IPC. After a device, "#s" is the
+// share ID, ":5Gi/30" the consumed capacity, and "!" means admin access.
 func claim(name, allocated string) *resourceapi.ResourceClaim {
 	devices, env, _ := strings.Cut(allocated, " ")
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
@@ -227,6 +250,9 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 		kind = "MigDeviceConfig"
 	case gpu.IsVFIO(devices):
 		kind = "VfioDeviceConfig"
+	}
+	if env == "ipc" {
+		kind, config = "LocalIPCConfig", `"enabled":true`
 	}
 	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `",` + config + `}`
 	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
@@ -278,6 +304,7 @@ func (w *fixture) do(verb string) string {
 		clear(w.partitions)
 		clear(w.bound)
 		clear(w.vgpus)
+		clear(w.mounts)
 		err = os.RemoveAll(w.cdiDir())
 	case "reset": // the GPUs, as an update of the driver does
 		clear(w.settings)
@@ -321,6 +348,10 @@ func (w *fixture) do(verb string) string {
 		err = os.Remove(filepath.Join(w.cdiDir(), "k8s.gpu.nvidia.com-"+name+".json"))
 	case "truncate": // a record
 		err = os.Truncate(filepath.Join(w.stateDir(), "claims", name+".json"), 20)
+	case "ipc": // "off" or "on": the node makes directories for local IPC
+		w.ipcSize = map[string]uint64{"on": 64 << 20}[name]
+	case "unmount": // the directory of a claim, by hand
+		err = w.unmount(filepath.Join(w.dir, "ipc", name))
 	case "discard": // a record, by hand
 		err = os.Remove(filepath.Join(w.stateDir(), "claims", name+".json"))
 	case "unmark": // the devices of a record, as a power cut may
@@ -386,6 +417,10 @@ func (w *fixture) String() string {
 	for _, v := range w.vgpus {
 		lines = append(lines, "vgpu "+v)
 	}
+	dirs, _ := filepath.Glob(filepath.Join(w.dir, "ipc", "*"))
+	for _, dir := range dirs {
+		lines = append(lines, fmt.Sprintf("ipc %s %dMi", filepath.Base(dir), w.mounts[dir]>>20))
+	}
 	slices.Sort(lines)
 	daemons, err := w.daemons().Requested()
 	if err != nil {
@@ -421,6 +456,10 @@ func (w *fixture) String() string {
 		if err := json.Unmarshal(data, &spec); err != nil {
 			lines = append(lines, "unreadable "+filepath.Base(f))
 			continue
+		}
+		for _, m := range spec.ContainerEdits.Mounts {
+			lines = append(lines, strings.ReplaceAll(fmt.Sprint("common ", m.HostPath, " ", m.ContainerPath, " ",
+				strings.Join(spec.ContainerEdits.Env, " ")), w.dir, "<dir>"))
 		}
 		for _, d := range spec.Devices {
 			line := "cdi " + d.Name

@@ -43,6 +43,9 @@ func TestKeptRecords(t *testing.T) {
 		}, "0000:02:00.0: vfio-pci\nGPU-1: persistent"},
 		"v5": {func(w *fixture) { w.vgpus[made], w.vgpus[existing] = "A16-4Q made", "A16-8Q by hand" },
 			"vgpu A16-8Q by hand"},
+		"v6": {func(w *fixture) {
+			must(w.t, w.mount("", filepath.Join(w.dir, "ipc", "66666666-2222-3333-4444-666666666666"), 64<<20))
+		}, ""},
 	}
 	files, err := filepath.Glob("../checkpoint/testdata/v*/*.json")
 	if err != nil || len(files) < len(states) {
@@ -50,7 +53,7 @@ func TestKeptRecords(t *testing.T) {
 	}
 	for _, file := range files {
 		format := filepath.Base(filepath.Dir(file))
-		if strings.HasPrefix(filepath.Base(file), "66666666") {
+		if format == "v2" && strings.HasPrefix(filepath.Base(file), "66666666") {
 			format += " with a compute mode"
 		}
 		t.Run(format, func(t *testing.T) {

@@ -119,8 +119,12 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 			return err
 		}
 	}
+	common, err := t.makeLocalIPC()
+	if err != nil {
+		return err
+	}
 	return t.step(steps.WriteClaimSpec, func() error {
-		return t.Specs.WriteClaim(t.claim.UID, devices)
+		return t.Specs.WriteClaim(t.claim.UID, common, devices)
 	})
 }
 
@@ -171,6 +175,9 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 		return err
 	}
 	plan = plan.WithVGPUs(t.claim.UID)
+	if plan.LocalIPC, err = t.LocalIPC.sizeFor(results); err != nil {
+		return err
+	}
 	t.record = checkpoint.PreparedClaim{Phase: checkpoint.Preparing, BootID: t.BootID, Claim: t.claim, Plan: plan}
 	if !sharing.Alters(plan, t.others) {
 		return nil

@@ -87,6 +87,12 @@ func (t *tx) release(results []allocation.Result) error {
 		}
 	}
 
+	if t.record.Plan.LocalIPC != 0 {
+		if err := t.removeLocalIPC(); err != nil {
+			return err
+		}
+	}
+
 	// Reduce daemons, partitions and GPUs to what the other claims need. GPUs that have moved on the PCI bus are left
 	// alone: they may have other claims, under their present names.
 	if noOthers != nil {
@@ -228,9 +234,10 @@ func (t *tx) removeSpec() error {
 	return t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) })
 }
 
-// removeOrphan removes the spec of a claim without a record: the plugin was killed between the two.
+// removeOrphan removes the spec of a claim without a record: the plugin was killed between the two. It also removes the
+// directory for local IPC, in case somebody has removed the record by hand.
 func (t *tx) removeOrphan() error {
-	if err := t.removeSpec(); err != nil {
+	if err := errors.Join(t.removeSpec(), t.LocalIPC.remove(t.claim.UID)); err != nil {
 		return err
 	}
 	return t.writeSpecAgain()

@@ -38,6 +38,7 @@ func FuzzDecode(f *testing.F) {
 			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "9223372036854775807"}}}`,
 		`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}`,
 		`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", "iommu": {}}`,
+		`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "LocalIPCConfig", "enabled": true}`,
 	} {
 		f.Add([]byte(seed))
 	}

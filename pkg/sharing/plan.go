@@ -27,6 +27,8 @@ func (c Claim) String() string { return c.Namespace + "/" + c.Name }
 // Plan is what a claim gets. It is part of the record on disk, so its JSON must stay readable by later versions.
 type Plan struct {
 	Assignments []Assignment `json:"assignments"`
+	// LocalIPC is the size of the claim's directory for local IPC, in bytes; 0: it has none.
+	LocalIPC uint64 `json:"localIPC,omitempty"`
 }
 
 // Assignment is one device for one request of the claim.

@@ -56,6 +56,8 @@ const (
 	AwaitDaemon        = "await_mps_daemon"
 	FindDriverFiles    = "find_driver_files"
 	FindDeviceFiles    = "find_device_files"
+	MakeLocalIPC       = "make_local_ipc"
+	RemoveLocalIPC     = "remove_local_ipc"
 	WriteDriverSpec    = "write_driver_spec"
 	WriteClaimSpec     = "write_claim_spec"
 	RemoveClaimSpec    = "remove_claim_spec"
@@ -83,6 +85,8 @@ var Meanings = map[string]string{
 	AwaitDaemon:        "waits for an MPS daemon",
 	FindDriverFiles:    "asks NVIDIA's container toolkit what every container with a GPU needs",
 	FindDeviceFiles:    "asks NVIDIA's container toolkit what a container needs of one GPU",
+	MakeLocalIPC:       "mounts the directory of the claim for local IPC, unless it is mounted",
+	RemoveLocalIPC:     "removes the directory of the claim for local IPC",
 	WriteDriverSpec:    "writes the CDI spec of the driver, when it changed",
 	WriteClaimSpec:     "writes the CDI spec of the claim, when it changed",
 	RemoveClaimSpec:    "removes the CDI spec of the claim",

@@ -303,7 +303,7 @@ var configs = []string{
 	"GpuConfig, sharing: {strategy: TimeSlicing}", "GpuConfig, sharing: {strategy: MPS}",
 	"GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 20Gi}}",
 	"MigDeviceConfig, sharing: {strategy: MPS}", "MigDeviceConfig, sharing: {strategy: TimeSlicing}",
-	"VfioDeviceConfig", "GpuConfig, sharing: {strategy: None}",
+	"VfioDeviceConfig", "LocalIPCConfig, enabled: true", "GpuConfig, sharing: {strategy: None}",
 }
 
 // published returns the device; nil: there is none.

@@ -62,7 +62,7 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 	var v Verdict
 	devices := root.Child("devices")
 	for i, config := range spec.Devices.Config {
-		c.config(config.DeviceConfiguration, devices.Child("config").Index(i), &v)
+		c.config(config.DeviceConfiguration, config.Requests, devices.Child("config").Index(i), &v)
 	}
 	var all []alternative
 	for i, request := range cluster.Requests(spec) {
@@ -109,7 +109,7 @@ func (c Checker) DeviceClass(ctx context.Context, name string, spec *resourceapi
 			"until another is changed", root.Child("extendedResourceName"), other, resource)
 	}
 	for i, config := range spec.Config {
-		c.config(config.DeviceConfiguration, root.Child("config").Index(i), &v)
+		c.config(config.DeviceConfiguration, nil, root.Child("config").Index(i), &v)
 	}
 	failures := selectorErrors{}
 	for _, kind := range c.View.Kinds() {
@@ -122,9 +122,9 @@ func (c Checker) DeviceClass(ctx context.Context, name string, spec *resourceapi
 	return v
 }
 
-// config validates a configuration of this driver. It warns about one that is in this driver's format and for another
-// driver, and skips others.
-func (c Checker) config(config resourceapi.DeviceConfiguration, path *field.Path, v *Verdict) {
+// config validates a configuration of this driver for these requests. It warns about one that is in this driver's
+// format and for another driver, and skips others.
+func (c Checker) config(config resourceapi.DeviceConfiguration, requests []string, path *field.Path, v *Verdict) {
 	if config.Opaque == nil {
 		return
 	}
@@ -132,7 +132,10 @@ func (c Checker) config(config resourceapi.DeviceConfiguration, path *field.Path
 		c.forNobody(config.Opaque, path.Child("opaque"), v)
 		return
 	}
-	_, err := api.Decode(config.Opaque.Parameters.Raw, path.Child("opaque", "parameters"))
+	decoded, err := api.Decode(config.Opaque.Parameters.Raw, path.Child("opaque", "parameters"))
+	if err == nil {
+		err = decoded.CheckRequests(requests, path.Child("requests"))
+	}
 	for _, problem := range flatten(err) {
 		v.refuse(problem)
 	}

@@ -69,6 +69,13 @@ func TestClaim(t *testing.T) {
 		{"a GPU in an empty cluster", nothing, one + config("sharing: {strategy: MPS, mpsConfig: "+
 			"{defaultPinnedDeviceMemoryLimit: 1Ti}}"), nil, nil},
 		{"a share", shared, fraction, nil, nil},
+		{"local IPC for one request", shared, one + `
+config: [{requests: [gpu], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, ` +
+			`kind: LocalIPCConfig, enabled: true}}}]`, []string{`spec.devices.config[0].requests: Invalid value: ` +
+			`["gpu"]: a LocalIPCConfig is for the whole claim: leave this out`}, nil},
+		{"local IPC", shared, one + `
+config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, ` +
+			`kind: LocalIPCConfig, enabled: true}}}]`, nil, nil},
 		{"a toleration without an effect", shared, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` +
 			`tolerations: [{operator: Exists, effect: NoExecute}, {operator: Exists}]}}]`, nil,
 			[]string{"spec.devices.requests[0].exactly.tolerations[1]: without an effect, a pod gets a device with a " +

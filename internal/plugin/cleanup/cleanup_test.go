@@ -313,7 +313,7 @@ func writeSpec(t *testing.T, dir, uid string, age time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := specs.WriteClaim(types.UID(uid),
+	if err := specs.WriteClaim(types.UID(uid), gpu.Access{},
 		[]cdi.Device{{Name: "d", Access: gpu.Access{Env: []string{"A=1"}}}}); err != nil {
 		t.Fatal(err)
 	}

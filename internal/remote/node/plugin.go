@@ -173,7 +173,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		}
 	}
 	name := string(claim.UID)
-	err = p.specs.WriteClaim(claim.UID, []cdi.Device{{Name: name, Access: p.access(s)}})
+	err = p.specs.WriteClaim(claim.UID, gpu.Access{}, []cdi.Device{{Name: name, Access: p.access(s)}})
 	return kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device,
 		ShareID: result.ShareID, CDIDeviceIDs: []string{p.specs.ClaimDevice(name)}}, err
 }

@@ -35,6 +35,9 @@ const usage = `gpu-demo prints which GPUs its container can use.
   gpu-demo rm FILE...         remove files
   gpu-demo post URL BODY      send a request without a credential, and print the status and the answer; with a third
                               argument the body ends after its first byte, and the connection stays open for the rest
+  gpu-demo give TEXT          give a file descriptor behind which is the text to each client of a socket in the claim's
+                              directory for local IPC, until SIGTERM
+  gpu-demo take [--stay]      take that descriptor, and print the text
   gpu-demo engine             stand in for the server of Lupine, which carries GPUs over the network, until SIGTERM
   gpu-demo remote [--stay]    stand in for its client: show in the container of the server; --stay then holds the connection
   gpu-demo nothing DRIVER     be the node's part of a DRA driver that has nothing to prepare, until SIGTERM and its last claim
@@ -91,6 +94,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return post(ctx, args[0], args[1], strings.NewReader(args[1]), out)
 	case command == "post" && len(args) == 3:
 		return postSlowly(ctx, args[0], args[1], out)
+	case command == "give" && len(args) == 1:
+		return give(ctx, args[0], out)
+	case command == "take":
+		return staying(ctx, args, func() error { return take(ctx, out) })
 	case command == "engine" && len(args) == 0:
 		return engine(ctx)
 	case command == "remote":

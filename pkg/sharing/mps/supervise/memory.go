@@ -5,16 +5,14 @@ package supervise
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/tmpfs"
 )
 
 // pipeSize is the size of a pipe directory on its own file system, which has sockets and little more.
@@ -27,82 +25,14 @@ func mountMemory(dir mps.Dir, d mps.Daemon) error {
 	if d.SharedMemory == 0 {
 		return nil
 	}
-	return errors.Join(mountTmpfs(dir.Pipe(d.ID), pipeSize), mountTmpfs(dir.SharedMemory(d.ID), d.SharedMemory))
-}
-
-// memoryFlags are the flags of the mounts that clients write to. The daemon opens files there as root, so no symbolic
-// link may lead it out. Linux has MS_NOSYMFOLLOW since 5.10; older kernels ignore the bit, because mount(2) refuses no
-// unknown flag: it only picks the known ones.
-const memoryFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW
-
-// mountTmpfs mounts a tmpfs at the directory, writable for all users. It keeps one that is mounted there, and sets its
-// flags, because an older supervisor may have mounted it with others.
-func mountTmpfs(dir string, size uint64) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	mounted, err := isMountPoint(dir)
-	if err != nil {
-		return err
-	}
-	if mounted {
-		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|memoryFlags, ""); err != nil {
-			return fmt.Errorf("set the mount flags of %s: %w", dir, err)
-		}
-		return nil
-	}
-	current, err := os.ReadFile("/proc/self/attr/current")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // without SELinux and AppArmor
-		return err
-	}
-	options := fmt.Sprintf("size=%d,mode=1777", size)
-	mount := func(options string) error {
-		return unix.Mount("mps", dir, "tmpfs", memoryFlags, options)
-	}
-	err = mount(options + labelOption(string(current)))
-	if errors.Is(err, unix.EINVAL) { // the policy has no such label
-		err = mount(options)
-	}
-	if err != nil {
-		return fmt.Errorf("mount a tmpfs of %d bytes at %s: %w", size, dir, err)
-	}
-	return nil
-}
-
-// labelOption returns the mount option with which SELinux lets containers use the file system, if the kernel has
-// SELinux: then the label of this process is like system_u:system_r:spc_t:s0. AppArmor's labels are like unconfined.
-func labelOption(current string) string {
-	if strings.Count(current, ":") < 3 {
-		return ""
-	}
-	return ",context=system_u:object_r:container_file_t:s0"
+	const source = "mps"
+	return errors.Join(tmpfs.Mount(source, dir.Pipe(d.ID), pipeSize),
+		tmpfs.Mount(source, dir.SharedMemory(d.ID), d.SharedMemory))
 }
 
 // unmountMemory unmounts the file systems of a daemon. Containers that still have them mounted keep them.
 func unmountMemory(dir mps.Dir, id string) error {
-	var errs []error
-	for _, path := range []string{dir.Pipe(id), dir.SharedMemory(id)} {
-		mounted, err := isMountPoint(path)
-		if mounted {
-			err = unix.Unmount(path, unix.MNT_DETACH)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// isMountPoint reports whether a file system is mounted at the directory.
-func isMountPoint(dir string) (bool, error) {
-	var here, above unix.Stat_t
-	if err := unix.Lstat(dir, &here); err != nil {
-		return false, err
-	}
-	if err := unix.Lstat(filepath.Dir(dir), &above); err != nil {
-		return false, err
-	}
-	return here.Dev != above.Dev, nil
+	return errors.Join(tmpfs.Unmount(dir.Pipe(id)), tmpfs.Unmount(dir.SharedMemory(id)))
 }
 
 // WithSharedMemory is a first argument of the program that runs a supervisor. With it, the program must only call
