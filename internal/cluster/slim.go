@@ -6,9 +6,11 @@ import (
 	"slices"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -173,4 +175,10 @@ func (p Parts) Share(d *resourceapi.Device) {
 		return
 	}
 	d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
+}
+
+// PodCPU returns how many thousandths of a core the pod requests.
+func PodCPU(p *corev1.Pod) int64 {
+	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
+	return requests.Cpu().MilliValue()
 }

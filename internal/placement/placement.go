@@ -9,7 +9,8 @@ import (
 	"math"
 )
 
-// Whole is all of a GPU. Amounts of GPUs are in thousandths, those of CPUs in thousandths of a core.
+// Whole is all of a GPU. Amounts of GPUs are in thousandths, those of CPUs in thousandths of a core, and those of host
+// memory in MiB.
 const Whole = 1000
 
 // The size of a large node, by which idle CPU and idle GPUs are compared.
@@ -27,8 +28,9 @@ type GPU struct {
 
 // Node is a node, before the pod is placed.
 type Node struct {
-	CPU  int64 // that no pod has requested
-	GPUs []GPU
+	CPU    int64 // that no pod has requested
+	Memory int64 // of the host, that no pod has requested
+	GPUs   []GPU
 }
 
 // Take is what the pod would get of one GPU.
@@ -39,8 +41,9 @@ type Take struct {
 
 // Pod is a pod on one node: what it requests, and the GPUs that it would get there. A pod without devices has no takes.
 type Pod struct {
-	CPU   int64
-	Takes []Take
+	CPU    int64
+	Memory int64 // of the host
+	Takes  []Take
 }
 
 // Demand is what the pods of the cluster ask for, running or pending. Sums computes it. With the zero value, GPUs need
@@ -51,6 +54,10 @@ type Demand struct {
 	// Pressure of a model is the share of the requested GPUs that must be of this model, divided by the model's share
 	// of all GPUs, and at most 1. It is 0 for a model that no pod names.
 	Pressure map[string]float64
+	// Scarcity is 0 if nodes with GPUs have enough CPU and host memory for them, and 1 if they have too little.
+	Scarcity float64
+	// Shapes are the usual shapes of pods with GPUs. Their shares add up to 1.
+	Shapes []Usual
 }
 
 // Policy chooses the node.
@@ -112,13 +119,14 @@ func (p Policy) Cost(n Node, pod Pod, d Demand) Cost {
 		idle += float64(g.Idle)
 	}
 	after = idle
+	strandedBefore := d.stranded(n.CPU, n.Memory, left)
 	for _, t := range pod.Takes {
 		leftover += fragment(left[t.GPU]-t.Amount) - fragment(left[t.GPU])
 		left[t.GPU] -= t.Amount
 		after -= float64(t.Amount)
 		pressure += d.Pressure[n.GPUs[t.GPU].Model] * float64(t.Amount) / Whole
 	}
-	cpu, cpuAfter := float64(n.CPU), float64(n.CPU-pod.CPU)
+	cpuAfter := float64(n.CPU - pod.CPU)
 	switch {
 	case p == Spread && len(pod.Takes) == 0:
 		return Cost{Idle: -cpuAfter / largeCPU}
@@ -127,17 +135,9 @@ func (p Policy) Cost(n Node, pod Pod, d Demand) Cost {
 	case len(n.GPUs) == 0:
 		return Cost{} // the best for a pod without GPUs. Such nodes are equal: other scores choose one
 	}
-	strandedMore := stranded(cpuAfter, after, d) - stranded(cpu, idle, d)
+	strandedMore := d.stranded(n.CPU-pod.CPU, n.Memory-pod.Memory, left) - strandedBefore
 	idleAfter := 0.9*after/largeGPUs + 0.1*cpuAfter/largeCPU
 	return Cost{strandedMore, leftoverWeight * leftover, idleWeight * idleAfter, pressureWeight * pressure}
-}
-
-// stranded returns how many idle GPUs cannot be used, because the node's idle CPU is too small for them.
-func stranded(cpu, idle float64, d Demand) float64 {
-	if d.CPUPerGPU <= 0 {
-		return 0
-	}
-	return max(0, idle-cpu/(usableCPU*d.CPUPerGPU)) / Whole
 }
 
 // fragment returns the cost of what is left of a GPU that is used in part. Nothing is lost if all of it is idle. The

@@ -132,20 +132,27 @@ func TestTwoTakesOfOneGPUAreOneOfTheirSum(t *testing.T) {
 }
 
 func BenchmarkScore(b *testing.B) {
-	d := Demand{CPUPerGPU: 10, Pressure: map[string]float64{"A": 0.5}}
+	enough := Demand{CPUPerGPU: 10, Pressure: map[string]float64{"A": 0.5}}
+	scarce := enough
+	scarce.Scarcity = 1
+	for i := range maxUsual {
+		scarce.Shapes = append(scarce.Shapes, Usual{Shape{int64(1000 + 1000*i), 100, 1 + i%2, Whole}, 1. / maxUsual})
+	}
 	for _, row := range []struct {
-		name string
-		pod  asks
+		name   string
+		pod    asks
+		demand Demand
 	}{
-		{"share", asks{2, 1, 200}}, {"whole", asks{8, 1, Whole}}, {"eight", asks{64, 8, Whole}},
-		{"no_GPU", asks{cores: 8}},
+		{"share", asks{2, 1, 200}, enough}, {"whole", asks{8, 1, Whole}, enough},
+		{"eight", asks{64, 8, Whole}, enough}, {"no_GPU", asks{cores: 8}, enough},
+		{"whole_scarce", asks{8, 1, Whole}, scarce},
 	} {
 		b.Run(row.name, func(b *testing.B) {
 			n := node(96, "A", Whole, Whole, Whole, Whole, Whole, Whole, Whole, Whole)
 			p := row.pod.on(b, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				Pack.Cost(n, p, d)
+				Pack.Cost(n, p, row.demand)
 			}
 		})
 	}

@@ -6,21 +6,19 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Shape is what pods of one kind request: CPU, and the same amount of each of several GPUs.
+// Shape is what pods of one kind request: CPU, host memory, and the same amount of each of several GPUs.
 type Shape struct {
 	CPU    int64
+	Memory int64 // of the host
 	GPUs   int
 	Amount int64 // of each GPU, at most Whole
 }
 
 // ShapeOf returns the shape of a pod on a node. A pod that takes different amounts counts with the largest one.
 func ShapeOf(pod Pod) Shape {
-	s := Shape{CPU: pod.CPU}
+	s := Shape{CPU: pod.CPU, Memory: pod.Memory}
 	gpus := map[int]int64{}
 	for _, t := range pod.Takes {
 		gpus[t.GPU] += t.Amount
@@ -55,7 +53,7 @@ func (s Shapes) Since(since time.Time) []Shape {
 }
 
 // Stranded returns how much of each GPU of the node is idle and fits no pod of these shapes, in thousandths: the node
-// has too little idle CPU, too few such GPUs, or too little of this GPU.
+// has too little idle CPU or host memory, too few such GPUs, or too little of this GPU.
 func Stranded(n Node, shapes []Shape) []int64 {
 	stranded := make([]int64, len(n.GPUs))
 	for i, g := range n.GPUs {
@@ -68,7 +66,7 @@ func Stranded(n Node, shapes []Shape) []int64 {
 				fits++
 			}
 		}
-		if s.CPU > n.CPU || fits < s.GPUs {
+		if s.CPU > n.CPU || s.Memory > n.Memory || fits < s.GPUs {
 			continue
 		}
 		for i, g := range n.GPUs {
@@ -80,8 +78,62 @@ func Stranded(n Node, shapes []Shape) []int64 {
 	return stranded
 }
 
-// PodCPU returns how many thousandths of a core the pod requests.
-func PodCPU(p *corev1.Pod) int64 {
-	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
-	return requests.Cpu().MilliValue()
+// Usual is a shape, and the part of all requested GPUs that pods of this shape request.
+type Usual struct {
+	Shape
+	Share float64
+}
+
+// stranded returns the cost of a node's idle GPUs that cannot be used. Where CPU and host memory are enough, these are
+// GPUs without the CPU that most pods need. Where they are scarce, it is what the usual pods could not use: the mean
+// over the GPUs that pods request.
+func (d Demand) stranded(cpu, memory int64, idle []int64) float64 {
+	var all, simple float64
+	var buffer [16]int64
+	whole, parts := int64(0), buffer[:0]
+	for _, amount := range idle {
+		all += float64(amount)
+		if amount >= Whole {
+			whole++
+		} else if amount > 0 {
+			parts = append(parts, amount)
+		}
+	}
+	if d.CPUPerGPU > 0 {
+		simple = max(0, all-float64(cpu)/(usableCPU*d.CPUPerGPU))
+	}
+	if d.Scarcity == 0 || len(d.Shapes) == 0 {
+		return simple / Whole
+	}
+	var lost float64
+	for _, s := range d.Shapes {
+		lost += s.Share * s.unusable(cpu, memory, whole, parts, all)
+	}
+	return ((1-d.Scarcity)*simple + d.Scarcity*lost) / Whole
+}
+
+// unusable returns how much of a node's idle GPUs pods of this shape alone could not use: the GPUs without CPU and host
+// memory, plus those that whole pods leave. Counts of GPUs matter to the second part only, and it has steps.
+func (s Shape) unusable(cpu, memory, whole int64, parts []int64, all float64) float64 {
+	pods := whole
+	if s.Amount < Whole {
+		each := int64(1) // pods on a GPU; those with several count the GPUs that have room
+		if s.GPUs == 1 {
+			each = Whole / s.Amount
+		}
+		pods *= each
+		for _, amount := range parts {
+			pods += min(each, amount/s.Amount)
+		}
+	}
+	cpu, memory = max(0, cpu), max(0, memory)
+	size := int64(s.GPUs) * s.Amount
+	pods, part := pods/int64(s.GPUs), all/float64(size)
+	if s.CPU > 0 {
+		pods, part = min(pods, cpu/s.CPU), min(part, float64(cpu)/float64(s.CPU))
+	}
+	if s.Memory > 0 {
+		pods, part = min(pods, memory/s.Memory), min(part, float64(memory)/float64(s.Memory))
+	}
+	return 2*all - (float64(pods)+part)*float64(size)
 }

@@ -4,6 +4,7 @@ package placement
 
 import (
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -79,5 +80,52 @@ func TestSumsForgetWhatIsRemoved(t *testing.T) {
 	}
 	if got := slices.Sorted(maps.Keys(s.gpus)); !slices.Equal(got, []string{"A", "B", "C"}) || len(s.named) != 1 {
 		t.Errorf("got the models %v and %d lists of models: what is gone takes memory", got, len(s.named))
+	}
+}
+
+// Nodes with GPUs have 10 cores and 100 MiB for each.
+func TestScarcity(t *testing.T) {
+	middle := (enough + tooLittle) / 2
+	for _, row := range []struct {
+		name        string
+		cpu, memory float64 // requested for a GPU
+		want        float64
+	}{
+		{"enough", enough * 10_000, 0, 0},
+		{"between", middle * 10_000, 10, 0.5},
+		{"too little CPU", tooLittle * 10_000, 10, 1},
+		{"too little memory", 10, tooLittle * 100, 1},
+		{"more than there is", 20_000, 10, 1},
+	} {
+		var s Sums
+		s.Add(Request{CPU: int64(100 * row.cpu), Memory: int64(100 * row.memory), GPUs: 1, Amount: 100 * Whole})
+		if got := s.Demand().Scarcity; got != 0 {
+			t.Errorf("%s: got %v while no node is known, want 0", row.name, got)
+		}
+		s.Supply = Supply{CPU: 40_000, Memory: 400, Amount: 4 * Whole}
+		if got := s.Demand().Scarcity; math.Abs(got-row.want) > 0.01 {
+			t.Errorf("%s: got %v, want %v", row.name, got, row.want)
+		}
+	}
+}
+
+func TestUsualShapes(t *testing.T) {
+	s := Sums{Supply: Supply{CPU: 1, Memory: 1, Amount: Whole}} // too little
+	for i := range maxUsual + 5 {
+		s.Add(Request{CPU: int64(i + 1), GPUs: 1, Amount: 10})
+	}
+	big := Request{CPU: 5, Memory: 7, GPUs: 2, Amount: 2 * Whole}
+	s.Add(big)
+	s.Add(Request{CPU: 1000, Amount: 9 * Whole}) // not a pod
+	got, sum := s.Demand().Shapes, 0.0
+	for _, u := range got {
+		sum += u.Share
+	}
+	if len(got) != maxUsual || got[0].Shape != (Shape{5, 7, 2, Whole}) || math.Abs(sum-1) > 1e-9 {
+		t.Errorf("got %d shapes, %+v, shares of %v; want the largest first, and shares of 1", len(got), got[0], sum)
+	}
+	s.Remove(big)
+	if got := s.Demand().Shapes[0].Shape; got != (Shape{1, 0, 1, 10}) {
+		t.Errorf("got %+v, want the first of equals without the pod that is gone", got)
 	}
 }

@@ -33,7 +33,7 @@ func strand(s *cluster.Snapshot, all []*GPU) error {
 	}
 	for _, p := range s.Pods {
 		if p.Spec.NodeName != "" && !cluster.Finished(p) {
-			cpu := placement.PodCPU(p)
+			cpu := cluster.PodCPU(p)
 			idle[p.Spec.NodeName] -= cpu
 			ofPod[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = cpu
 		}
@@ -118,7 +118,7 @@ func slimPods() func(runtime.Object) runtime.Object {
 		}
 		slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
 		slim.Spec.NodeName, slim.Status.Phase = p.Spec.NodeName, p.Status.Phase
-		cpu := resource.NewMilliQuantity(placement.PodCPU(p), resource.DecimalSI)
+		cpu := resource.NewMilliQuantity(cluster.PodCPU(p), resource.DecimalSI)
 		slim.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: *cpu}}}}
 		return slim

@@ -28,7 +28,7 @@ func BenchmarkPrioritize(b *testing.B) {
 			for i := range nodes {
 				name := fmt.Sprintf("%d-%d", i%10, i)
 				w.nodes = append(w.nodes, name)
-				x.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: name}, nodeUse{cpu: 128_000}})
+				x.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: name}, nodeUse{host: host{cpu: 128_000}}})
 			}
 			claim := clustertest.Claim(b, share5Gi)
 			var bodies []string

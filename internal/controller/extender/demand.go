@@ -16,6 +16,9 @@ import (
 // demandPeriod is how old the sums of what pods ask for may be. Scores of one pod are compared with one sum.
 const demandPeriod = time.Second
 
+// supplyPeriod is how old the sums of what nodes have may be: nodes come and go seldom.
+const supplyPeriod = time.Minute
+
 // assumed is the demand before any pod was seen. It matters less with each pod.
 var assumed = placement.Request{CPU: 8 * 8000, Amount: 8 * placement.Whole}
 
@@ -27,6 +30,7 @@ type demand struct {
 	gpus     map[string]int // as counted in sums, by model
 	latest   placement.Demand
 	at       time.Time
+	supplied time.Time // when the supply was computed
 }
 
 func newDemand(v *cluster.View) *demand {
@@ -51,10 +55,13 @@ func (d *demand) remove(pod types.UID) {
 	}
 }
 
-// now returns the demand, at most demandPeriod old.
-func (d *demand) now(now time.Time) placement.Demand {
+// now returns the demand, at most demandPeriod old. The supply is that of these nodes.
+func (d *demand) now(now time.Time, nodes map[string]nodeUse) placement.Demand {
 	if !d.at.IsZero() && now.Sub(d.at) < demandPeriod {
 		return d.latest
+	}
+	if d.supplied.IsZero() || now.Sub(d.supplied) >= supplyPeriod {
+		d.sums.Supply, d.supplied = d.supply(nodes), now
 	}
 	published := d.view.Models()
 	for model := range d.gpus {
@@ -72,6 +79,21 @@ func (d *demand) now(now time.Time) placement.Demand {
 	}
 	d.latest, d.at = d.sums.Demand(), now
 	return d.latest
+}
+
+// supply returns what the nodes with GPUs have.
+func (d *demand) supply(nodes map[string]nodeUse) placement.Supply {
+	var all placement.Supply
+	names := slices.Collect(maps.Keys(nodes))
+	d.view.Nodes(names, func(i int, devices *cluster.NodeDevices) {
+		if devices == nil || len(devices.GPUs) == 0 {
+			return
+		}
+		all.CPU += nodes[names[i]].cpu
+		all.Memory += nodes[names[i]].memory
+		all.Amount += int64(len(devices.GPUs)) * placement.Whole
+	})
+	return all
 }
 
 // models returns the models that the requests accept, or none if they accept all.

@@ -12,7 +12,8 @@
 //   - The GPUs that are predicted are those that the allocator gives (TestReservedGPUs, TestEstimateIsPlace).
 //   - What was proposed counts as taken until it is seen or does not come true, and nothing counts twice
 //     (TestProposals).
-//   - Only the best node has MaxScore, and the same nodes give the same answer in any order (TestTies).
+//   - Only the best node has MaxScore, and the same nodes give the same answer in any order (TestTies). Points are
+//     differences in cost: other nodes do not change them (TestPoints).
 //   - Until slices, claims, pods and nodes are known, the status is 503 (TestHandler). An answer for which the
 //     scheduler does not wait any more proposes nothing (TestAnAnswerThatIsTooLateProposesNothing).
 //

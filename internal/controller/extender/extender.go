@@ -153,7 +153,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		return nil // no scheduler names so many, or nobody waits for the answer
 	}
 	ahead := x.usage.ahead(pod.UID)
-	demand := x.usage.demand.now(x.usage.now())
+	demand := x.usage.demand.now(x.usage.now(), x.usage.nodes)
 	all := make([]scored, len(nodes))
 	best := -1
 	var takes []fit.Take
@@ -167,16 +167,16 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		}
 		x.scratch.reset(devices, coming.takes, wants.Tolerations)
 		of := x.usage.nodes[nodes[i]]
-		cpu := of.cpu - x.usage.used[nodes[i]] - coming.cpu
+		idle := of.host.minus(x.usage.used[nodes[i]]).minus(coming.host)
 		if s.rank, s.fits = x.scratch.predict(&wants.Demand); !s.fits {
 			return
 		}
-		if len(x.scratch.gpus) == 0 { // a pod without devices leaves those of a device plugin their CPU, too
-			others := slices.Repeat([]placement.GPU{{Idle: placement.Whole}}, of.others)
+		if len(x.scratch.gpus) == 0 { // a pod without devices leaves those of others their CPU, too
+			others := slices.Repeat([]placement.GPU{{Idle: placement.Whole}}, x.usage.others(nodes[i]))
 			x.scratch.gpus = append(x.scratch.gpus, others...)
 		}
-		s.cost = policy.Cost(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
-			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, demand)
+		s.cost = policy.Cost(placement.Node{CPU: idle.cpu, Memory: idle.memory, GPUs: x.scratch.gpus},
+			placement.Pod{CPU: wants.host.cpu, Memory: wants.host.memory, Takes: x.scratch.scores}, demand)
 		s.score = s.cost.Score()
 		if best < 0 || s.better(all[best]) {
 			best = i
@@ -185,8 +185,8 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		}
 	})
 	if best >= 0 {
-		p := &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims,
-			request: placement.Request{Models: wants.models(x.usage.demand.gpus)}, shape: shape}
+		p := &proposal{node: nodes[best], host: wants.host, takes: takes, claims: wants.claims,
+			request: placement.Request{GPUs: shape.GPUs, Models: wants.models(x.usage.demand.gpus)}, shape: shape}
 		for _, t := range takes {
 			p.request.Amount += t.Amount
 		}

@@ -57,7 +57,7 @@ func newWorld(t testing.TB, nodes ...clustertest.SimNode) *world {
 }
 
 func (w *world) setCPU(node string, cores int64) {
-	w.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: node}, nodeUse{cpu: cores * 1000}})
+	w.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: node}, nodeUse{host: host{cpu: cores * 1000}}})
 }
 
 // addClass adds a device class.

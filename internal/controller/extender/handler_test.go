@@ -47,7 +47,7 @@ func TestHandler(t *testing.T) {
 		want               string
 	}{
 		{"a scheduler's request", http.MethodPost, w.request(pod, "b", "a", "no such node"), http.StatusOK,
-			`[{"Host":"b","Score":1},{"Host":"a","Score":100},{"Host":"no such node","Score":0}]`},
+			`[{"Host":"b","Score":97},{"Host":"a","Score":100},{"Host":"no such node","Score":0}]`},
 		{"no nodes", http.MethodPost, w.request(pod), http.StatusOK, "[]"},
 		{"another method", http.MethodGet, "", http.StatusMethodNotAllowed, "want POST"},
 		{"no JSON", http.MethodPost, "x", http.StatusBadRequest, "decode the request: invalid character"},

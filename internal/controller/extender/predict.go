@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -21,14 +20,13 @@ import (
 // asked is what a pod asks for.
 type asked struct {
 	fit.Demand
-	cpu    int64                  // thousandths of a core
+	host   host
 	claims []types.NamespacedName // that are pending
 }
 
 // ask returns what the pod asks for. Claims that have devices already take nothing.
 func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
-	resources := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{UseStatusResources: true})
-	a := asked{cpu: resources.Cpu().MilliValue()}
+	a := asked{host: podHost(pod)}
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil || name == nil {

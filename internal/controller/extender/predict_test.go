@@ -143,7 +143,7 @@ func TestTaintedAndUnpublishedGPUs(t *testing.T) {
 		}
 		return strings.Join(all, " ")
 	}
-	if got := points(); got != "100 1 0" {
+	if got := points(); got != "100 86 0" {
 		t.Errorf("one of two GPUs of a is tainted: got %s, want a before b", got)
 	}
 	if got := w.schedule(pod); got != "a gpu-af-00-0" {

@@ -5,6 +5,7 @@ package extender
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
@@ -43,25 +44,22 @@ func explain(all []scored) (texts []string) {
 	return texts
 }
 
+// pointsOfGPU is how many points a node loses for each GPU that the pod costs more there than on the best node. With
+// 0.05 GPU that is 200 of the scheduler's points: as much as spreading of replicas counts, and more than other scores.
+const pointsOfGPU = 4 * MaxScore
+
 // scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only that node
 // gets MaxScore, because the scheduler picks one of equal nodes at random, and the next pod is scored as if the best
-// node was taken. Each rank has a part of the range.
+// node was taken. The others lose points for what they cost more, whatever other nodes there are: nodes that are almost
+// equal are left to the scheduler's scores. Each rank has a part of the range.
 func scale(all []scored, best int) {
-	type span struct{ least, most float64 }
-	spans := map[int]*span{}
-	var ranks []int
+	most := map[int]float64{} // the best score, by rank
 	for _, s := range all {
-		if !s.fits {
-			continue
+		if of, ok := most[s.rank]; s.fits && (!ok || s.score > of) {
+			most[s.rank] = s.score
 		}
-		if spans[s.rank] == nil {
-			spans[s.rank] = &span{s.score, s.score}
-			ranks = append(ranks, s.rank)
-		}
-		of := spans[s.rank]
-		of.least, of.most = min(of.least, s.score), max(of.most, s.score)
 	}
-	slices.Sort(ranks)
+	ranks := slices.Sorted(maps.Keys(most))
 	for i := range all {
 		s := &all[i]
 		if !s.fits {
@@ -74,10 +72,7 @@ func scale(all []scored, best int) {
 			s.points = int64(top)
 			continue
 		}
-		share := 1.0
-		if of := spans[s.rank]; s.score < of.most {
-			share = (s.score - of.least) / (of.most - of.least)
-		}
-		s.points = int64(max(bottom, min(top-1, bottom+int(share*float64(top-bottom)))))
+		lost := min(MaxScore, pointsOfGPU*(most[s.rank]-s.score))
+		s.points = int64(max(bottom, top-1-int(lost)))
 	}
 }

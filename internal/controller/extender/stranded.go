@@ -60,7 +60,8 @@ func (s stranded) byModel() map[string]amounts {
 	names := slices.Collect(maps.Keys(s.usage.nodes))
 	s.view.Nodes(names, func(i int, devices *cluster.NodeDevices) {
 		s.scratch.reset(devices, nil, nil)
-		n := placement.Node{CPU: s.usage.nodes[names[i]].cpu - s.usage.used[names[i]], GPUs: s.scratch.gpus}
+		idle := s.usage.nodes[names[i]].host.minus(s.usage.used[names[i]])
+		n := placement.Node{CPU: idle.cpu, Memory: idle.memory, GPUs: s.scratch.gpus}
 		for g, amount := range placement.Stranded(n, shapes) {
 			of := all[n.GPUs[g].Model]
 			of.idle += n.GPUs[g].Idle

@@ -21,7 +21,7 @@ const proposalLifetime = 5 * time.Second
 // proposal is a pod on the node with the best score, until it is seen that the scheduler has put it there.
 type proposal struct {
 	node    string
-	cpu     int64
+	host    host
 	takes   []fit.Take
 	claims  []types.NamespacedName // that get the takes
 	request placement.Request
@@ -30,7 +30,13 @@ type proposal struct {
 	expires time.Time
 }
 
-// usage is what the cluster's pods request of CPUs, and what was proposed.
+// sliceUse is what a slice of another driver offers.
+type sliceUse struct {
+	node string
+	gpus int
+}
+
+// usage is what the cluster's pods request of CPUs and host memory, and what was proposed.
 type usage struct {
 	view  *cluster.View
 	now   func() time.Time
@@ -38,8 +44,9 @@ type usage struct {
 
 	mu        sync.Mutex
 	nodes     map[string]nodeUse   // allocatable
-	used      map[string]int64     // CPU requested by pods, by node
-	memory    map[string]int64     // the same of memory
+	used      map[string]host      // requested by pods, by node
+	slices    map[string]sliceUse  // of other drivers that have GPUs, by name
+	foreign   map[string]int       // GPUs in these slices, by node
 	pods      map[types.UID]podUse // also those without a node
 	demand    *demand
 	shapes    placement.Shapes // of the pods that nodes were scored for
@@ -48,9 +55,9 @@ type usage struct {
 }
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
-	return &usage{view: v, now: now, count: count, nodes: map[string]nodeUse{}, used: map[string]int64{},
-		memory: map[string]int64{}, pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
-		proposals: map[types.UID]*proposal{}, placed: make(chan placed, maxPlaced)}
+	return &usage{view: v, now: now, count: count, nodes: map[string]nodeUse{}, used: map[string]host{},
+		slices: map[string]sliceUse{}, foreign: map[string]int{}, pods: map[types.UID]podUse{}, demand: newDemand(v),
+		shapes: placement.Shapes{}, proposals: map[types.UID]*proposal{}, placed: make(chan placed, maxPlaced)}
 }
 
 // setNode adds or updates a node.
@@ -66,6 +73,39 @@ func (s *usage) deleteNode(n *nodeSummary) {
 	delete(s.nodes, n.Name)
 }
 
+// setSlice adds or updates a slice of another driver.
+func (s *usage) setSlice(slice *sliceSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetSlice(slice.Name)
+	if slice.node == "" || slice.gpus == 0 {
+		return
+	}
+	s.slices[slice.Name] = sliceUse{slice.node, slice.gpus}
+	s.foreign[slice.node] += slice.gpus
+}
+
+func (s *usage) deleteSlice(slice *sliceSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetSlice(slice.Name)
+}
+
+// forgetSlice forgets the GPUs of the slice. The caller holds s.mu.
+func (s *usage) forgetSlice(name string) {
+	was := s.slices[name]
+	if s.foreign[was.node] -= was.gpus; s.foreign[was.node] == 0 {
+		delete(s.foreign, was.node)
+	}
+	delete(s.slices, name)
+}
+
+// others returns how many GPUs of the node are not this driver's: those of device plugins and of other drivers. Both
+// may have the same ones. The caller holds s.mu.
+func (s *usage) others(node string) int {
+	return min(max(s.nodes[node].others, s.foreign[node]), maxOthers)
+}
+
 // setPod adds or updates a pod.
 func (s *usage) setPod(p *podSummary) {
 	s.mu.Lock()
@@ -75,8 +115,7 @@ func (s *usage) setPod(p *podSummary) {
 	use := p.podUse
 	use.scored = was.scored
 	s.pods[p.UID] = use
-	s.used[p.node] += p.cpu
-	s.memory[p.node] += p.memory
+	s.used[p.node] = s.used[p.node].plus(p.host)
 	if proposed := s.proposals[p.UID]; proposed != nil {
 		s.learn(p.UID, proposed)
 	}
@@ -104,31 +143,29 @@ func (s *usage) deletePod(p *podSummary) {
 // forget forgets what the pod requests. The caller holds s.mu.
 func (s *usage) forget(uid types.UID) {
 	was := s.pods[uid]
-	if s.used[was.node] -= was.cpu; s.used[was.node] == 0 {
+	if s.used[was.node] = s.used[was.node].minus(was.host); s.used[was.node] == (host{}) {
 		delete(s.used, was.node)
-	}
-	if s.memory[was.node] -= was.memory; s.memory[was.node] == 0 {
-		delete(s.memory, was.node)
 	}
 	delete(s.pods, uid)
 }
 
 // A pod with a GPU that asks for less than this is rare: on a node that has less, nobody gets its free GPUs.
-const leastCPU, leastMemory = 1000, 1 << 30
+var least = host{cpu: 1000, memory: 1024}
 
 // short returns what the node lacks for pods with GPUs; empty: nothing, or it is not known.
 func (s *usage) short(node string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	has, known := s.nodes[node]
+	left := has.minus(s.used[node])
 	switch {
 	case !known:
 		return ""
 	case has.cordoned:
 		return "cordoned"
-	case has.cpu-s.used[node] < leastCPU:
+	case left.cpu < least.cpu:
 		return "cpu"
-	case has.memory-s.memory[node] < leastMemory:
+	case left.memory < least.memory:
 		return "memory"
 	}
 	return ""
@@ -143,13 +180,13 @@ func (s *usage) learn(uid types.UID, p *proposal) {
 	}
 	pod.scored = true
 	s.pods[uid] = pod
-	p.request.CPU, p.shape.CPU = pod.cpu, pod.cpu
+	p.request.CPU, p.request.Memory, p.shape.CPU, p.shape.Memory = pod.cpu, pod.memory, pod.cpu, pod.memory
 	s.demand.add(uid, p.request)
 	s.shapes.See(p.shape, s.now())
 }
 
-// see ends the proposal for a pod that has a node: its CPUs count with the node's pods from now on, and its devices as
-// soon as the view has its claims. The caller holds s.mu.
+// see ends the proposal for a pod that has a node: its CPUs and host memory count with the node's pods from now on, and
+// its devices as soon as the view has its claims. The caller holds s.mu.
 func (s *usage) see(p *podSummary) {
 	proposed := s.proposals[p.UID]
 	if proposed == nil || proposed.bound {
@@ -161,7 +198,7 @@ func (s *usage) see(p *podSummary) {
 		return
 	}
 	s.count(outcomeTrue)
-	proposed.bound, proposed.cpu = true, 0
+	proposed.bound, proposed.host = true, host{}
 	if p.extended != "" {
 		proposed.claims = append(proposed.claims, types.NamespacedName{Namespace: p.Namespace, Name: p.extended})
 	}
@@ -200,7 +237,7 @@ func (s *usage) ahead(except types.UID) map[string]*proposal {
 			of = &proposal{}
 			all[p.node] = of
 		}
-		of.cpu += p.cpu
+		of.host = of.host.plus(p.host)
 		of.takes = append(of.takes, p.takes...)
 	}
 	return all

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -32,7 +33,7 @@ func (w *world) left(name string) string {
 	if ahead == nil {
 		ahead = &proposal{}
 	}
-	text := fmt.Sprintf("%d cores, GPUs", (w.usage.nodes[name].cpu-w.usage.used[name]-ahead.cpu)/1000)
+	text := fmt.Sprintf("%d cores, GPUs", (w.usage.nodes[name].cpu-w.usage.used[name].cpu-ahead.host.cpu)/1000)
 	w.view.Nodes([]string{name}, func(_ int, devices *cluster.NodeDevices) {
 		w.scratch.reset(devices, ahead.takes, nil)
 		for _, g := range w.scratch.gpus {
@@ -275,7 +276,7 @@ func TestAPodIsReplaced(t *testing.T) {
 	events := feature.EventHandler(feature.NewGuard(), w.usage.setPod, w.usage.deletePod)
 	summary := func(uid string) *podSummary {
 		return &podSummary{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: types.UID(uid)},
-			podUse: podUse{node: "a", cpu: 4000}}
+			podUse: podUse{node: "a", host: host{cpu: 4000}}}
 	}
 	events.OnAdd(summary("1"), false)
 	events.OnUpdate(summary("1"), summary("2"))
@@ -311,5 +312,30 @@ func TestProposalsOutliveAnUpdateOfASlice(t *testing.T) {
 	}
 	if got := w.left("a"); got != "60 cores, GPUs 666 1000" {
 		t.Errorf("got %s, want one share", got)
+	}
+}
+
+// What nodes with GPUs have is compared with what pods request: where host memory is scarce, the requests decide.
+func TestHostMemoryIsScarce(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b", Profile: "t4-x2"})
+	w.nodes = append(w.nodes, "cpu")
+	for name, memory := range map[string]int64{"a": 40 << 10, "b": 60 << 10, "cpu": 1 << 20} {
+		w.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: name}, nodeUse{host: host{64_000, memory}}})
+	}
+	if d := w.usage.demand.now(w.now, w.usage.nodes); d.Scarcity != 0 {
+		t.Errorf("got the scarcity %v without pods, want 0", d.Scarcity)
+	}
+	for i := range 2 {
+		p := w.pod(fmt.Sprint("large-", i), 1, oneGPU)
+		p.Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("300Gi")
+		w.exists(p)
+		w.Prioritize(t.Context(), p, w.nodes)
+	}
+	w.now = w.now.Add(supplyPeriod)
+	d := w.usage.demand.now(w.now, w.usage.nodes)
+	if want := (placement.Supply{CPU: 128_000, Memory: 100 << 10, Amount: 4 * placement.Whole}); d.Scarcity != 1 ||
+		w.usage.demand.sums.Supply != want || len(d.Shapes) != 1 || d.Shapes[0].Memory != 300<<10 {
+		t.Errorf("got %+v of %+v, want one shape of 300 GiB, and the scarcity 1 of %+v", d, w.usage.demand.sums.Supply,
+			want)
 	}
 }

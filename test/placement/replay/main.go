@@ -29,16 +29,24 @@ func main() {
 	folder := flag.String("trace", "", "folder of the trace's CSV files; without it, a trace is generated")
 	seeds := flag.Int("seeds", 3, "number of runs of each policy")
 	first := flag.Uint64("first", 1, "seed of the first run")
+	names := flag.String("names", "", "pod lists of the folder, separated by commas; without it, all")
+	nodes := flag.Int("nodes", 0, "number of nodes, an even sample; 0 for all")
+	cpu := flag.Float64("cpu", 1, "part of each node's CPU that there is")
+	memory := flag.Float64("memory", 1, "part of each node's host memory that there is")
+	arrivals := flag.Int("arrivals", 30_000, "number of pods of a run of churn")
 	write := flag.String("write", "", "page that gets the table, between its marks; without it, the table is printed")
 	flag.Parse()
 	if *seeds < 2 || flag.NArg() > 0 {
 		log.Fatalf("-seeds %d, arguments %q: at least 2 seeds, and no arguments, are accepted", *seeds, flag.Args())
 	}
-	traces, err := read(*folder)
+	traces, err := read(*folder, *names)
 	if err != nil {
 		log.Fatal(err)
 	}
-	text := table(traces, *first, *seeds)
+	for i := range traces {
+		traces[i] = traces[i].Sample(*nodes).Scale(*cpu, *memory)
+	}
+	text := table(traces, *first, *seeds, *arrivals)
 	if *write == "" {
 		_, _ = os.Stdout.WriteString(text)
 		return
@@ -48,13 +56,16 @@ func main() {
 	}
 }
 
-func read(folder string) ([]trace.Trace, error) {
+func read(folder, list string) ([]trace.Trace, error) {
 	if folder == "" {
 		return []trace.Trace{trace.Generate(1, 400)}, nil
 	}
 	names, err := trace.Names(folder)
 	if err != nil {
 		return nil, err
+	}
+	if list != "" {
+		names = strings.Split(list, ",")
 	}
 	var traces []trace.Trace
 	for _, name := range names {
@@ -68,10 +79,7 @@ func read(folder string) ([]trace.Trace, error) {
 }
 
 // policies are the rows of a trace, in this order.
-var policies = []sim.Policy{sim.Default, sim.BestFit, sim.Tight, sim.Pack}
-
-// arrivals is the number of pods of a run of churn.
-const arrivals = 30_000
+var policies = []sim.Policy{sim.Default, sim.BestFit, sim.Tight, sim.Simple, sim.Pack}
 
 // published are the figures of the paper's repository for its policy FGD, when pods for 130 % of the GPUs have arrived.
 var published = map[string]string{
@@ -81,7 +89,7 @@ var published = map[string]string{
 // columns are what is measured: the results of each run, in percent.
 const columns = 4
 
-func run(t trace.Trace, p sim.Policy, seed uint64) (result [columns]float64) {
+func run(t trace.Trace, p sim.Policy, seed uint64, arrivals int) (result [columns]float64) {
 	result[0], result[1] = sim.Fill(t, p, seed)
 	result[2] = sim.Churn(t, p, seed, 0.95, arrivals)
 	result[3] = sim.Churn(t, p, seed, 1.1, arrivals)
@@ -89,7 +97,7 @@ func run(t trace.Trace, p sim.Policy, seed uint64) (result [columns]float64) {
 }
 
 // table runs each policy with each trace and returns the results as Markdown.
-func table(traces []trace.Trace, first uint64, seeds int) string {
+func table(traces []trace.Trace, first uint64, seeds, arrivals int) string {
 	results := make([][columns]float64, len(traces)*len(policies)*seeds)
 	var running sync.WaitGroup
 	free := make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -97,7 +105,8 @@ func table(traces []trace.Trace, first uint64, seeds int) string {
 		free <- struct{}{}
 		running.Go(func() {
 			defer func() { <-free }()
-			results[i] = run(traces[i/seeds/len(policies)], policies[i/seeds%len(policies)], first+uint64(i%seeds))
+			results[i] = run(traces[i/seeds/len(policies)], policies[i/seeds%len(policies)], first+uint64(i%seeds),
+				arrivals)
 		})
 	}
 	running.Wait()

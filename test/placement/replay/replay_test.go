@@ -18,7 +18,7 @@ var twoNodes = trace.Trace{
 func TestPackIsBetterThanTheDefaultScores(t *testing.T) {
 	g := trace.Generate(1, 60)
 	for seed := range uint64(3) {
-		base, ours := run(g, policies[0], seed), run(g, policies[len(policies)-1], seed)
+		base, ours := run(g, policies[0], seed, 30_000), run(g, policies[len(policies)-1], seed, 30_000)
 		for i, name := range []string{"fill, 100 %", "fill, 130 %", "churn, 0.95", "churn, 1.1"} {
 			if ours[i] <= base[i] || ours[i] > 100 || base[i] < 50 {
 				t.Errorf("seed %d, %s: %.2f by default and %.2f with pack", seed, name, base[i], ours[i])
@@ -30,8 +30,8 @@ func TestPackIsBetterThanTheDefaultScores(t *testing.T) {
 func TestTable(t *testing.T) {
 	traces := []trace.Trace{twoNodes, twoNodes}
 	traces[0].Name, traces[1].Name = "default", "mine"
-	got := table(traces, 1, 2)
-	if got != table(traces, 1, 2) {
+	got := table(traces, 1, 2, 3000)
+	if got != table(traces, 1, 2, 3000) {
 		t.Error("the same seeds give another table")
 	}
 	const paper = "| default | FGD, the paper's figure | | 95.39 | | |\n"

@@ -36,7 +36,6 @@ type placed struct {
 type cluster struct {
 	capacity []trace.Node
 	nodes    []placement.Node
-	memory   []int64 // idle memory of each node, in MiB
 	demand   placement.Demand
 
 	sums    placement.Sums
@@ -64,12 +63,17 @@ func newCluster(t trace.Trace, p Policy, seed uint64) *cluster {
 	c := &cluster{capacity: t.Nodes, policy: p, rng: rand.New(rand.NewPCG(seed, 3)), shapes: map[string]int{},
 		version: make([]int, len(t.Nodes)), epoch: 1}
 	for _, n := range t.Nodes {
-		node := placement.Node{CPU: n.CPU}
+		if n.GPUs > 0 {
+			c.sums.Supply.CPU += n.CPU
+			c.sums.Supply.Memory += n.Memory
+			c.sums.Supply.Amount += int64(n.GPUs) * placement.Whole
+		}
+		node := placement.Node{CPU: n.CPU, Memory: n.Memory}
 		for range n.GPUs {
 			node.GPUs = append(node.GPUs, placement.GPU{Model: n.Model, Idle: placement.Whole})
 			c.sums.AddGPU(n.Model)
 		}
-		c.nodes, c.memory = append(c.nodes, node), append(c.memory, n.Memory)
+		c.nodes = append(c.nodes, node)
 	}
 	for i := range c.version {
 		c.version[i] = 1
@@ -78,7 +82,7 @@ func newCluster(t trace.Trace, p Policy, seed uint64) *cluster {
 }
 
 func requested(p trace.Pod) placement.Request {
-	return placement.Request{CPU: p.CPU, Amount: p.Total(), Models: p.Models}
+	return placement.Request{CPU: p.CPU, Memory: p.Memory, GPUs: p.GPUs, Amount: p.Total(), Models: p.Models}
 }
 
 // arrive counts the pod's request, and leave forgets it.
@@ -127,7 +131,7 @@ func (c *cluster) remove(p placed) { c.take(p, -1) }
 
 func (c *cluster) take(p placed, sign int64) {
 	c.nodes[p.node].CPU -= sign * p.CPU
-	c.memory[p.node] -= sign * p.Memory
+	c.nodes[p.node].Memory -= sign * p.Memory
 	for _, t := range p.takes {
 		c.nodes[p.node].GPUs[t.GPU].Idle -= sign * t.Amount
 	}
@@ -146,7 +150,7 @@ func (c *cluster) score(node int, p trace.Pod) float64 {
 // chooses devices.
 func (c *cluster) fit(node int, p trace.Pod) ([]placement.Take, bool) {
 	n := &c.nodes[node]
-	if n.CPU < p.CPU || c.memory[node] < p.Memory || len(n.GPUs) < p.GPUs {
+	if n.CPU < p.CPU || n.Memory < p.Memory || len(n.GPUs) < p.GPUs {
 		return nil, false
 	}
 	if p.GPUs == 0 {

@@ -13,19 +13,29 @@ var (
 	Default = Policy{"Kubernetes' default scores", defaultScores}
 	BestFit = Policy{"BestFit", bestFit}
 	Tight   = Policy{"tight", tight}
+	Simple  = Policy{"`pack`, as if nothing were scarce", simple}
 	Pack    = Policy{"this driver, `pack`", pack}
 )
 
 // pack is the driver's score.
 func pack(c *cluster, node int, r request) float64 {
-	return placement.Pack.Cost(c.nodes[node], placement.Pod{CPU: r.CPU, Takes: r.takes}, c.demand).Score()
+	pod := placement.Pod{CPU: r.CPU, Memory: r.Memory, Takes: r.takes}
+	return placement.Pack.Cost(c.nodes[node], pod, c.demand).Score()
+}
+
+// simple is the driver's score as if CPU and host memory were enough everywhere.
+func simple(c *cluster, node int, r request) float64 {
+	d := c.demand
+	d.Scarcity = 0
+	pod := placement.Pod{CPU: r.CPU, Memory: r.Memory, Takes: r.takes}
+	return placement.Pack.Cost(c.nodes[node], pod, d).Score()
 }
 
 // defaultScores is LeastAllocated and BalancedAllocation of Kubernetes' scheduler, on CPU and memory, weights equal.
 func defaultScores(c *cluster, node int, r request) float64 {
 	n := c.capacity[node]
 	cpu := float64(c.nodes[node].CPU-r.CPU) / float64(n.CPU)
-	memory := float64(c.memory[node]-r.Memory) / float64(n.Memory)
+	memory := float64(c.nodes[node].Memory-r.Memory) / float64(n.Memory)
 	return math.Floor(math.Floor(100*cpu)+math.Floor(100*memory))/2 + math.Floor(100*(1-math.Abs(cpu-memory)/2))
 }
 

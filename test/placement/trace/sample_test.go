@@ -33,3 +33,14 @@ func TestASampleHasTheSameProportions(t *testing.T) {
 		}
 	}
 }
+
+func TestScale(t *testing.T) {
+	all := Trace{Nodes: []Node{{Name: "a", CPU: 96_000, Memory: 1001, GPUs: 8, Model: "A"}}}
+	got := all.Scale(0.8, 0.5).Nodes[0]
+	if want := (Node{Name: "a", CPU: 76_800, Memory: 500, GPUs: 8, Model: "A"}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if all.Nodes[0].CPU != 96_000 {
+		t.Errorf("the trace itself has changed: %+v", all.Nodes[0])
+	}
+}
