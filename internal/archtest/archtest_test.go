@@ -63,7 +63,7 @@ var allowed = map[string][]string{
 	"internal/plugin/uevent":       {},
 	"internal/plugin/report": {"internal/event", "internal/plugin/dirwatch", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/steps"},
-	"internal/plugin/gpuhealth": {"internal/event", "internal/plugin/report", "pkg/gpu", "pkg/health",
+	"internal/plugin/gpuhealth": {"internal/event", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu", "pkg/health",
 		"pkg/inventory"},
 	"internal/plugin/publish": {"internal/plugin/report", "pkg/gpu", "pkg/inventory"},
 	"internal/plugin/node": {"internal/event", "internal/plugin/dirwatch", "internal/plugin/gpuhealth",

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 
@@ -74,7 +75,8 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		slim.Status.Allocation = &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},
 		}
-		if o := metav1.GetControllerOf(c); o != nil && o.Kind == "Pod" && len(o.Name) <= 253 { // who pays
+		if o := metav1.GetControllerOf(c); o != nil && o.Kind == "Pod" &&
+			len(validation.IsDNS1123Subdomain(o.Name)) == 0 { // who pays; anybody can write any name
 			slim.OwnerReferences = []metav1.OwnerReference{{Kind: o.Kind, Name: o.Name}}
 		}
 		if value, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted

@@ -25,7 +25,7 @@ type Sums struct {
 	Supply Supply
 
 	cpu, amount int64            // requested by pods with GPUs
-	memory      int64            // of the host, requested by pods with GPUs
+	usual       Supply           // requested by those of them that count as usual pods
 	shapes      map[Shape]int64  // amounts of GPUs that are requested
 	named       map[string]named // requested by pods that name models, by these models
 	gpus        map[string]int64 // number of GPUs by model
@@ -59,9 +59,9 @@ func (s *Sums) add(r Request, sign int64) {
 		return
 	}
 	s.cpu += sign * r.CPU
-	s.memory += sign * r.Memory
 	s.amount += sign * r.Amount
 	if r.GPUs > 0 {
+		s.usual = Supply{s.usual.CPU + sign*r.CPU, s.usual.Memory + sign*r.Memory, s.usual.Amount + sign*r.Amount}
 		if s.shapes == nil {
 			s.shapes = map[Shape]int64{}
 		}
@@ -108,7 +108,7 @@ func (s *Sums) Demand() Demand {
 	}
 	d := Demand{CPUPerGPU: float64(s.cpu) / float64(s.amount), Pressure: map[string]float64{}, Scarcity: s.scarcity()}
 	if d.Scarcity > 0 {
-		d.Shapes = s.usual()
+		d.Shapes = s.usualShapes()
 	}
 	var all int64
 	for _, n := range s.gpus {
@@ -134,16 +134,16 @@ func (s *Sums) Demand() Demand {
 // scarcity compares what pods with GPUs request for a GPU with what there is for one.
 func (s *Sums) scarcity() float64 {
 	var most float64
-	for _, of := range [][2]int64{{s.cpu, s.Supply.CPU}, {s.memory, s.Supply.Memory}} {
-		if of[1] > 0 {
-			most = max(most, float64(of[0])/float64(s.amount)*float64(s.Supply.Amount)/float64(of[1]))
+	for _, of := range [][2]int64{{s.usual.CPU, s.Supply.CPU}, {s.usual.Memory, s.Supply.Memory}} {
+		if of[1] > 0 && s.usual.Amount > 0 {
+			most = max(most, float64(of[0])/float64(s.usual.Amount)*float64(s.Supply.Amount)/float64(of[1]))
 		}
 	}
 	return min(1, max(0, (most-enough)/(tooLittle-enough)))
 }
 
-// usual returns the usual shapes, in an order that depends on nothing else.
-func (s *Sums) usual() []Usual {
+// usualShapes returns the usual shapes, in an order that depends on nothing else.
+func (s *Sums) usualShapes() []Usual {
 	shapes := slices.SortedFunc(maps.Keys(s.shapes), func(a, b Shape) int {
 		return cmp.Or(cmp.Compare(s.shapes[b], s.shapes[a]), cmp.Compare(a.CPU, b.CPU), cmp.Compare(a.Memory, b.Memory),
 			cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Amount, b.Amount))

@@ -26,6 +26,8 @@ type Best struct {
 	Slot gpu.PCIAddress `json:"slot"`
 	Link gpu.PCIeLink   `json:"link,omitzero"` // while the GPU was not resting, or what others had when they accused it
 	ECC  bool           `json:"ecc,omitempty"` // it was on
+	// Accepted says that a person has accepted the link as it is: others do not accuse the GPU of it.
+	Accepted bool `json:"accepted,omitempty"`
 }
 
 // suspects are silent faults that are not confirmed yet.
@@ -41,7 +43,7 @@ func (s *State) silent(id gpu.UUID, is gpu.Health) (found []problem, linkUnknown
 	if best.Slot != is.Slot {
 		best = Best{Slot: is.Slot}
 	}
-	link, want, linkUnknown := degraded(is, best.Link)
+	link, want, linkUnknown := degraded(is, best)
 	for _, p := range []problem{{HardwareSlowdown, is.Slowdown}, {PCIeLinkDegraded, link},
 		{NVLinkMissing, lacksNVLinks(is)}} {
 		if p.detail != "" {
@@ -95,22 +97,25 @@ func (s *State) confirmed(id gpu.UUID, look time.Time, found []problem) []proble
 func enough(others []gpu.Health) bool { return len(others) >= minOthers }
 
 // degraded says how the PCIe link is worse than it should be; empty: it is not, or unknown. In use, it should be as
-// good as it was, and as that of every other GPU in use; at rest, as that of every other GPU at rest: GPUs at rest
-// reduce their links. It cannot be better than NVML's maximum.
-func degraded(is gpu.Health, best gpu.PCIeLink) (detail string, want gpu.PCIeLink, unknown bool) {
+// good as it was, and as that of every other GPU in use; at rest, it should have the lanes that every other GPU at rest
+// has: GPUs at rest reduce the generation, each as it likes. It cannot be better than NVML's maximum.
+func degraded(is gpu.Health, had Best) (detail string, want gpu.PCIeLink, unknown bool) {
 	if is.Link.Width == 0 || is.Link.Generation == 0 {
 		return "", want, true
 	}
-	best = each(best, is.LinkMax, bounded)
+	best := each(had.Link, is.LinkMax, bounded)
 	alike := slices.DeleteFunc(slices.Clone(is.Others), func(o gpu.Health) bool {
 		return o.Resting != is.Resting || o.Link.Width == 0 || o.Link.Generation == 0
 	})
-	if enough(alike) {
+	if enough(alike) && !had.Accepted {
 		want = alike[0].Link
 		for _, o := range alike[1:] {
 			want = each(want, o.Link, minimum)
 		}
 		want = each(want, is.LinkMax, bounded)
+		if is.Resting {
+			want.Generation = 0
+		}
 	}
 	if !is.Resting {
 		want = each(want, best, maximum)

@@ -36,6 +36,19 @@ func TestSilentFaults(t *testing.T) {
 			"70s clear; 90s answer link=x8g5; 120s answer link=x8g5",
 			"60s PCIeLinkDegraded began (x8 generation 5, want x16 generation 5)\n" +
 				"70s PCIeLinkDegraded ended (cleared)"},
+		{"a person accepts a link that others have not", "0s answer link=x8g5" + three(full) +
+			"; 30s answer link=x8g5" + three(full) + "; 40s clear; 60s answer link=x8g5" + three(full) +
+			"; 90s answer link=x8g5" + three(full) + "; 120s answer link=x4g5" + three(full) +
+			"; 150s answer link=x4g5" + three(full),
+			"30s PCIeLinkDegraded began (x8 generation 5, want x16 generation 5)\n" +
+				"40s PCIeLinkDegraded ended (cleared)\n" +
+				"150s PCIeLinkDegraded began (x4 generation 5, want x8 generation 5) again, 1"},
+		{"a reset ends it, also at rest", "0s answer " + full + "; 30s answer link=x8g5; 60s answer link=x8g5; " +
+			"70s reset; 90s answer resting link=x16g1",
+			"60s PCIeLinkDegraded began (x8 generation 5, want x16 generation 5)\n" +
+				"70s PCIeLinkDegraded ended (reset)"},
+		{"each chooses its generation at rest", "0s answer resting link=x16g1" + three("resting link=x16g2") +
+			"; 30s answer resting link=x16g1" + three("resting link=x16g2"), ""},
 		{"three others are better from the first look on", "0s answer link=x4g5 max=x16g5" + three(full) +
 			"; 30s answer link=x4g5 max=x16g5" + three(full),
 			"30s PCIeLinkDegraded began (x4 generation 5, want x16 generation 5)"},

@@ -278,7 +278,8 @@ func (s *State) Lost(now time.Time, bootID string, id gpu.UUID, cause Cause) []C
 // one that keeps coming back ends later: see Elapsed.
 func (s *State) Reset(now time.Time, id gpu.UUID, policies Policies) []Condition {
 	waits := func(c Condition) bool {
-		return c.GPU == id && !answered(c.Cause) && policies(id).For(c.Cause).Recovery == RecoveryReset
+		ends := !answered(c.Cause) || c.Cause == PCIeLinkDegraded // at rest, NVML's answer does not end that one
+		return c.GPU == id && ends && policies(id).For(c.Cause).Recovery == RecoveryReset
 	}
 	for i, c := range s.Conditions {
 		s.Conditions[i].WasReset = c.WasReset || c.Active() && waits(c)
@@ -312,7 +313,13 @@ func (s *State) Elapsed(now time.Time, policies Policies) []Condition {
 func (s *State) Clear(now time.Time, id gpu.UUID) []Condition {
 	delete(s.Links, id)
 	delete(s.Peers, id)
-	delete(s.Best, id)
+	accepted := slices.ContainsFunc(s.Conditions, func(c Condition) bool {
+		return c.GPU == id && c.Cause == PCIeLinkDegraded && c.Active()
+	})
+	best := Best{Slot: s.Best[id].Slot, Accepted: accepted || s.Best[id].Accepted}
+	if delete(s.Best, id); best.Accepted {
+		s.Best[id] = best
+	}
 	return s.end(now, EndCleared, func(c Condition) bool { return c.GPU == id })
 }
 

@@ -40,7 +40,7 @@ func Mount(source, dir string, size uint64) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // without SELinux and AppArmor
 		return err
 	}
-	options := fmt.Sprintf("size=%d,mode=1777", size)
+	options := fmt.Sprintf("size=%d,nr_inodes=%d,mode=1777", size, max(1024, size>>14)) // empty files take memory, too
 	mount := func(options string) error {
 		return unix.Mount(source, dir, "tmpfs", flags, options)
 	}

@@ -350,6 +350,7 @@ const (
 // did not run. The queries of the page sum that.
 func TestGPUHours(t *testing.T) {
 	const used = `gpu_dra_cluster_gpu_seconds_total{namespace="ml",model="T4",device="gpu",state="used",pod=`
+	const other = `gpu_dra_cluster_gpu_seconds_total{namespace="old",model="T4",device="gpu",state="free",pod="a"}`
 	const owner = `gpu_dra_cluster_owner_gpu_seconds_total{namespace="ml",owner="Pod/a",model="T4",device="gpu",` +
 		`state="used",pod=`
 	all := func(series []string, expr string, at time.Duration) string {
@@ -375,7 +376,10 @@ func TestGPUHours(t *testing.T) {
 	}{
 		{"a GPU all the time", []string{used + `"a"} 7200+30x480`}, hours, 3 * time.Hour, sum + "1.0"},
 		{"a namespace that is new", []string{used + `"a"} _x300 0+30x180`}, hours, 3 * time.Hour, sum + "0.5"},
-		{"its first counter is not 0", []string{used + `"a"} _x300 1800x180`}, hours, 3 * time.Hour, sum + "0.5"},
+		{"its first counter is not 0", []string{used + `"a"} _x300 1800x180`, other + ` 0x480`}, hours, 3 * time.Hour,
+			sum + "0.5\n" + `{device="gpu", model="T4", namespace="old", state="free"} 0.0`},
+		{"nothing was scraped for more than a day", []string{used + `"a"} 0+30x10 _x3200 500000+30x180`}, hours,
+			time.Duration(10+3200+60) * 30 * time.Second, sum + "0.5"},
 		{"the next leader goes on", []string{used + `"a"} 7200+30x300`, used + `"b"} _x305 16350+30x175`}, hours,
 			3 * time.Hour, sum + "1.0"},
 		{"Prometheus did not run at the hour before", []string{used + `"a"} 0+30x220 _x40 7830+30x220`}, hours,

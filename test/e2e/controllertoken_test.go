@@ -140,6 +140,7 @@ var limitOfController = map[string]string{
 	"update certificates.k8s.io/certificatesigningrequests/status":   "the same",
 	"update secrets":                                                 "its names, tried here",
 	"patch configmaps":                                               "its names, tried here",
+	"update configmaps":                                              "its names, tried here",
 	"patch resource.k8s.io/deviceclasses":                            "its names, tried here",
 	"update coordination.k8s.io/leases":                              "its names, tried here",
 	"delete coordination.k8s.io/leases":                              "its names, tried here",

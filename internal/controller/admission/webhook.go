@@ -23,7 +23,7 @@ func Add(c *feature.Controller, expander strongest.Expander) {
 	validator := Validator{Checker{View: c.View}, expander}
 	c.Serve("/validate", validator)
 	c.Serve("/check", validator)
-	c.Serve("/check-pods", Pods{View: c.View, Templates: c.Direct})
+	c.ServeAlone("/check-pods", Pods{View: c.View, Templates: c.Direct})
 	c.Serve("/optional-fields", OptionalFields{})
 }
 

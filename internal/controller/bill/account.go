@@ -22,12 +22,23 @@ const maxGap = 10 * time.Minute
 // ownersLifetime is how long the counter of an owner stays after its end: a rule records it every hour.
 const ownersLifetime = 2 * time.Hour
 
+// A ConfigMap, and a scrape, have room for so many counters. What is new above that counts as Others.
+const (
+	maxTotals     = 20_000
+	maxOwnerBytes = 600 << 10 // of the names of owners and of their namespaces
+)
+
+// Others is the namespace, or the owner, of what has no counter of its own, because there are too many.
+const Others = "(others)"
+
 // account has the GPU seconds of the cluster until a time.
 type account struct {
 	at     time.Time // until then, each second of each GPU is in totals once
 	gpus   map[gpuID]counted
 	totals map[Key]float64
 	owners map[Key]ofOwner // those parts of the totals that claims held
+	// ownerBytes is the length of the names in owners.
+	ownerBytes int
 }
 
 type gpuID struct{ Node, Pool, Name string }
@@ -80,6 +91,10 @@ func (a *account) look(v *cluster.View, w world, now time.Time) {
 		}
 	}
 	maps.DeleteFunc(a.owners, func(_ Key, of ofOwner) bool { return now.Sub(of.last) > ownersLifetime })
+	a.ownerBytes = 0
+	for key := range a.owners {
+		a.ownerBytes += key.ownerBytes()
+	}
 }
 
 // published returns the GPUs that are published now.
@@ -122,13 +137,24 @@ func (c counted) unpublished(v *cluster.View) counted {
 func (a *account) add(parts []part, gap time.Duration) {
 	for _, p := range parts {
 		seconds := p.Size * gap.Seconds()
-		if p.Owner != "" {
-			a.owners[p.Key] = ofOwner{a.owners[p.Key].seconds + seconds, a.at}
+		if key := p.Key; key.Owner != "" {
+			if _, known := a.owners[key]; !known && a.ownerBytes+key.ownerBytes() > maxOwnerBytes {
+				key.Namespace, key.Owner = Others, Others
+			} else if !known {
+				a.ownerBytes += key.ownerBytes()
+			}
+			a.owners[key] = ofOwner{a.owners[key].seconds + seconds, a.at}
 		}
-		p.Owner = ""
-		a.totals[p.Key] += seconds
+		key := p.Key
+		key.Owner = ""
+		if _, known := a.totals[key]; !known && key.Namespace != "" && len(a.totals) >= maxTotals {
+			key.Namespace = Others
+		}
+		a.totals[key] += seconds
 	}
 }
+
+func (k Key) ownerBytes() int { return len(k.Namespace) + len(k.Owner) }
 
 // Row is one counter.
 type Row struct {

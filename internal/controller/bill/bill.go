@@ -48,6 +48,7 @@ type biller struct {
 	name    types.NamespacedName // of the ConfigMap
 	account *account             // nil: it is to be read
 	stored  *corev1.ConfigMap    // as read or written last
+	nodes   map[string]time.Time // without published GPUs, when they were last there
 	told    atomic.Pointer[Told]
 }
 
@@ -80,7 +81,7 @@ func (b *biller) round(ctx context.Context, now time.Time) error {
 			return err
 		}
 	}
-	b.account.look(b.View, world{b.short, func(node string) bool { return b.exists(ctx, node) }}, now)
+	b.account.look(b.View, world{b.short, func(node string) bool { return b.exists(ctx, node, now) }}, now)
 	if told := b.told.Load(); told != nil && now.Sub(told.At) < storing {
 		return nil
 	}
@@ -94,11 +95,25 @@ func (b *biller) short(node string) string {
 	return b.Short(node)
 }
 
+// nodesAge is how old an answer about a node may be: if all plugins are away, there are thousands to ask for.
+const nodesAge = time.Minute
+
 // exists reports whether the node is there, or nobody knows.
-func (b *biller) exists(ctx context.Context, node string) bool {
+func (b *biller) exists(ctx context.Context, node string, now time.Time) bool {
+	if now.Sub(b.nodes[node]) < nodesAge {
+		return true
+	}
 	var of metav1.PartialObjectMetadata
 	of.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	return !apierrors.IsNotFound(b.Direct.Get(ctx, types.NamespacedName{Name: node}, &of))
+	if apierrors.IsNotFound(b.Direct.Get(ctx, types.NamespacedName{Name: node}, &of)) {
+		delete(b.nodes, node)
+		return false
+	}
+	if b.nodes == nil {
+		b.nodes = map[string]time.Time{}
+	}
+	b.nodes[node] = now
+	return true
 }
 
 // read goes on where the last leader has stopped.
@@ -130,7 +145,7 @@ func (b *biller) store(ctx context.Context) error {
 	}
 	next.BinaryData[stateKey] = text
 	if err := b.Direct.Update(ctx, next); err != nil {
-		if !apierrors.IsRequestEntityTooLargeError(err) {
+		if !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
 			b.account = nil // the write may have succeeded
 		}
 		return fmt.Errorf("write ConfigMap %s: %w", b.name, err)

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -131,6 +132,51 @@ func TestLeaders(t *testing.T) {
 	third.rounds(t, 105*time.Second+maxGap+time.Second)
 	if got, want := third.text(), "free 100.0\nunknown 1202.0\nused gpu ml 100.0"; got != want {
 		t.Errorf("got %s after a long time without a leader, want %s", got, want)
+	}
+}
+
+// A rule that keeps a GPU and evicts is no sickness.
+func TestKeptByEviction(t *testing.T) {
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	v.SetClaim(holds("train", "gpu-3b-00-0"))
+	v.SetTaintRule(&resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "kept"},
+		Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr.To(clustertest.Driver)},
+			Taint: resourceapi.DeviceTaint{Key: "gpu.nvidia.com/reserved", Value: "vision",
+				Effect: resourceapi.DeviceTaintEffectNoExecute}}})
+	b := leader(v, newAPI(nil))
+	b.rounds(t, 0, 5*time.Second, 15*time.Second)
+	if got, want := b.text(), "reserved vision 10.0\nused gpu ml 10.0"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// What is above the number of counters is counted together.
+func TestManyCounters(t *testing.T) {
+	a := resume(State{}, start)
+	at := func(i int) Key {
+		return Key{Model: "m", State: Used, Namespace: fmt.Sprint("ns-", i), Owner: "Pod/" + strings.Repeat("x", 240)}
+	}
+	for i := range maxTotals + 10 {
+		a.add([]part{{Key: at(i), Size: 1}}, time.Second)
+	}
+	if n := len(a.totals); n != maxTotals+1 {
+		t.Errorf("got %d counters, want %d and one for the others", n, maxTotals)
+	}
+	if got := a.totals[Key{Model: "m", State: Used, Namespace: Others}]; got != 10 {
+		t.Errorf("got %v seconds of others, want 10", got)
+	}
+	var owned float64
+	for _, of := range a.owners {
+		owned += of.seconds
+	}
+	if owned != maxTotals+10 || a.ownerBytes > maxOwnerBytes {
+		t.Errorf("got %v seconds of owners with %d bytes of names, want all, and at most %d bytes", owned, a.ownerBytes,
+			maxOwnerBytes)
+	}
+	text, err := a.state().encode()
+	if err != nil || len(text) > maxStored {
+		t.Errorf("got %d bytes, %v, want at most %d", len(text), err, maxStored)
 	}
 }
 

@@ -57,7 +57,7 @@ const smallest = 1e-9
 func divide(g *cluster.GPU, held []cluster.Holding) (parts []part) {
 	model, memory, against := g.Product(), float64(g.Memory()), g.Against()
 	broken := slices.ContainsFunc(against, func(t resourceapi.DeviceTaint) bool {
-		return t.Key == inventory.TaintLost || cluster.Evicts(t)
+		return t.Key == inventory.TaintLost || cluster.Evicts(t) && !cluster.Keeps(t)
 	})
 	unlimited := g.Whole != nil && g.Whole.Kind.Sharing() == gpu.Unlimited.String()
 	sum := 0.0

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -409,6 +410,9 @@ func (m *Manager) Refused(now time.Time, id gpu.UUID) {
 	d, _ := m.known.GPUs.FindUUID(id)
 	records, err := m.records.List()
 	for _, rec := range records {
+		if rec.Phase == checkpoint.Releasing {
+			continue // its pod has ended
+		}
 		for _, a := range rec.Plan.Assignments {
 			if gpu.ParentName(a.Device) == d.Name {
 				return // the next attempt of the claim may find the GPU free

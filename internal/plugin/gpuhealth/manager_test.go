@@ -952,7 +952,8 @@ func TestRefused(t *testing.T) {
 	taint("refused, and held since the last discovery", "RowRemapFailed:NoSchedule")
 	later, err := n.records.Get("later")
 	if err == nil {
-		err = n.records.Delete(later)
+		later.Phase = checkpoint.Releasing // its pod has ended, and the sick GPU is not restored
+		err = n.records.Put(later)
 	}
 	if err != nil {
 		t.Fatal(err)
