@@ -179,8 +179,7 @@ func (p Parts) Share(d *resourceapi.Device) {
 	d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
 }
 
-// PodCPU returns how many thousandths of a core the pod requests.
-func PodCPU(p *corev1.Pod) int64 {
-	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
-	return requests.Cpu().MilliValue()
+// PodRequests returns what the pod requests of its node.
+func PodRequests(p *corev1.Pod) corev1.ResourceList {
+	return resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
 }

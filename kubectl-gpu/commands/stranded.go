@@ -10,7 +10,6 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +32,8 @@ func strand(s *cluster.Snapshot, all []*GPU) error {
 	}
 	for _, p := range s.Pods {
 		if p.Spec.NodeName != "" && !cluster.Finished(p) {
-			cpu := cluster.PodCPU(p)
+			requests := cluster.PodRequests(p)
+			cpu := requests.Cpu().MilliValue()
 			idle[p.Spec.NodeName] -= cpu
 			ofPod[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = cpu
 		}
@@ -118,9 +118,9 @@ func slimPods() func(runtime.Object) runtime.Object {
 		}
 		slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
 		slim.Spec.NodeName, slim.Status.Phase = p.Spec.NodeName, p.Status.Phase
-		cpu := resource.NewMilliQuantity(cluster.PodCPU(p), resource.DecimalSI)
+		requests := cluster.PodRequests(p)
 		slim.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: *cpu}}}}
+			Requests: corev1.ResourceList{corev1.ResourceCPU: *requests.Cpu()}}}}
 		return slim
 	}
 }

@@ -67,6 +67,10 @@ func (a *account) look(v *cluster.View, w world, now time.Time) {
 	if gap <= 0 {
 		return // the clock of the leader before was ahead
 	}
+	a.ownerBytes = 0
+	for key := range a.owners {
+		a.ownerBytes += key.ownerBytes()
+	}
 	before, nodes := a.gpus, map[string]bool{}
 	a.at, a.gpus = now, published(v, w)
 	for id, was := range before {
@@ -91,10 +95,6 @@ func (a *account) look(v *cluster.View, w world, now time.Time) {
 		}
 	}
 	maps.DeleteFunc(a.owners, func(_ Key, of ofOwner) bool { return now.Sub(of.last) > ownersLifetime })
-	a.ownerBytes = 0
-	for key := range a.owners {
-		a.ownerBytes += key.ownerBytes()
-	}
 }
 
 // published returns the GPUs that are published now.

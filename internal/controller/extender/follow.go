@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
-	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
@@ -100,7 +100,8 @@ func summaryMeta(o metav1.Object) metav1.ObjectMeta {
 func summarize(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName, host: podHost(o)}}
+		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName,
+			host: hostOf(cluster.PodRequests(o))}}
 		s.Annotations = policyAnnotations(o)
 		if status := o.Status.ExtendedResourceClaimStatus; status != nil {
 			s.extended = status.ResourceClaimName
@@ -113,11 +114,6 @@ func summarize(obj any) (any, error) {
 		return &sliceSummary{summaryMeta(o), ptr.Deref(o.Spec.NodeName, ""), driverGPUs(o)}, nil
 	}
 	return obj, nil
-}
-
-// podHost returns what the pod requests of its node.
-func podHost(p *corev1.Pod) host {
-	return hostOf(resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true}))
 }
 
 // follow keeps the usage up to date until ctx ends. It returns a function that reports whether it is complete.

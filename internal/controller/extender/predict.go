@@ -26,7 +26,7 @@ type asked struct {
 
 // ask returns what the pod asks for. Claims that have devices already take nothing.
 func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
-	a := asked{host: podHost(pod)}
+	a := asked{host: hostOf(cluster.PodRequests(pod))}
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil || name == nil {
